@@ -349,6 +349,8 @@ func serviceOf(s *model.Service) serviceEntry {
 		e.Resolution = 2
 	case model.DNSRoundRobin:
 		e.Resolution = 3
+	case model.Dynamic:
+		e.Resolution = 5 // 4 is an alias
 	default:
 		panic("discovery: unknown resolution of service " + s.Key)
 	}

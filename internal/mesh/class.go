@@ -3,6 +3,8 @@ package mesh
 import (
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"unique"
 )
 
@@ -79,6 +81,9 @@ const (
 	Transparent
 	// OriginalSource: envoy.filters.listener.original_src.
 	OriginalSource
+	// DynamicDNS is set if the proxy resolves names of requests and leaves out addresses that it is told: an Envoy of 1.39 or later
+	// with dynamicExtensions. An older one would ignore the list of addresses.
+	DynamicDNS
 )
 
 // Has reports whether all bits of x are set in c.
@@ -112,6 +117,11 @@ var extensionBits = map[string]Capability{
 var metricsExtensions = []string{
 	"envoy.access_loggers.stats", "envoy.filters.http.header_mutation",
 	"envoy.filters.http.header_to_metadata", "envoy.filters.http.upstream_codec",
+}
+
+// dynamicExtensions are what DynamicDNS needs: the filter state says which port requests go to.
+var dynamicExtensions = []string{
+	"envoy.clusters.dynamic_forward_proxy", "envoy.filters.http.set_filter_state", "envoy.filters.network.sni_dynamic_forward_proxy",
 }
 
 // policyBits are the bits of policies by their names in COMPLIANCE_POLICY.
@@ -180,10 +190,28 @@ func Capabilities(n Node) Capability {
 			c |= bit
 		}
 	}
-	if !slices.ContainsFunc(metricsExtensions, func(name string) bool { return n.Extensions != nil && !n.Extensions[name] }) {
+	lacks := func(name string) bool { return n.Extensions != nil && !n.Extensions[name] }
+	if !slices.ContainsFunc(dynamicExtensions, lacks) && filtersAddresses(n.UserAgent) {
+		c |= DynamicDNS
+	}
+	if !slices.ContainsFunc(metricsExtensions, lacks) {
 		c |= Metrics
 	}
 	return c
+}
+
+// filtersAddresses reports whether an agent, "name/version", is Envoy 1.39 or later. One that does not say what it is counts as new, as one
+// without a list of extensions does.
+func filtersAddresses(agent string) bool {
+	if agent == "" {
+		return true
+	}
+	_, version, _ := strings.Cut(agent, "/")
+	major, rest, _ := strings.Cut(version, ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	a, errA := strconv.Atoi(major)
+	b, errB := strconv.Atoi(minor)
+	return errA == nil && errB == nil && (a > 1 || a == 1 && b >= 39)
 }
 
 // Scope determines all outbound configuration: proxies of equal scope get the same outbound bytes.

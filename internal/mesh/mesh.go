@@ -8,6 +8,7 @@ package mesh
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -56,6 +57,12 @@ const (
 	// DefaultRootNamespace is the namespace of mesh-wide configuration if mesh configuration does not set rootNamespace.
 	DefaultRootNamespace = "istio-system"
 )
+
+// proxyPorts are those at which a proxy or its agent listen, also those that only Istio's do.
+var proxyPorts = []uint32{AdminPort, OutboundPort, 15004, InboundPort, 15008, StatusPort, HealthPort, DNSPort, PrometheusPort}
+
+// IsProxyPort reports whether a port is, where its user has not chosen others, one of a proxy or its agent.
+func IsProxyPort(port uint32) bool { return slices.Contains(proxyPorts, port) }
 
 // passthrough is PassthroughSource; PassthroughSourceV6 is not a loopback address.
 var passthrough = netip.MustParseAddr(PassthroughSource)

@@ -1,6 +1,7 @@
 package mesh
 
 import (
+	"maps"
 	"net/netip"
 	"reflect"
 	"strings"
@@ -207,7 +208,7 @@ func TestCapabilitiesFollowTheExtensionList(t *testing.T) {
 		t.Errorf("capabilities %b", c)
 	}
 	n.Extensions = nil
-	if c := Capabilities(n); !c.Has(Fault | CORS | FilterState | HTTPInspector) {
+	if c := Capabilities(n); !c.Has(Fault | CORS | FilterState | HTTPInspector | DynamicDNS) {
 		t.Errorf("capabilities %b of a proxy that sent no list, want those of a stock Envoy", c)
 	}
 }
@@ -224,6 +225,26 @@ func TestTransparentSidecars(t *testing.T) {
 		}
 		if got := Capabilities(Node{NodeID: NodeID{Role: tt.role}, Metadata: m}).Has(Transparent); got != tt.want {
 			t.Errorf("%s with INTERCEPTION_MODE %q: transparent %v, want %v", tt.role, tt.mode, got, tt.want)
+		}
+	}
+}
+
+// TestOnlyNewProxiesResolveNames: an Envoy before 1.39 ignores the list of addresses that are left out.
+func TestOnlyNewProxiesResolveNames(t *testing.T) {
+	all := map[string]bool{"envoy.clusters.dynamic_forward_proxy": true, "envoy.filters.http.set_filter_state": true, "envoy.filters.network.sni_dynamic_forward_proxy": true}
+	for agent, want := range map[string]bool{
+		"envoy/1.40.0": true, "envoy/1.39.2": true, "envoy/2.0": true, "": true,
+		"envoy/1.38.9": false, "envoy/1.9.0": false, "envoy": false, "envoy/x.40": false, "envoy/1": false, "pilot-agent/dev": false,
+	} {
+		if got := Capabilities(Node{Extensions: all, UserAgent: agent}).Has(DynamicDNS); got != want {
+			t.Errorf("%q has the capability: %v, want %v", agent, got, want)
+		}
+	}
+	for name := range all {
+		some := maps.Clone(all)
+		delete(some, name)
+		if Capabilities(Node{Extensions: some}).Has(DynamicDNS) {
+			t.Errorf("a proxy without %s has the capability", name)
 		}
 	}
 }

@@ -30,6 +30,8 @@ const (
 	// SecretSystemRoot is the trust bundle of the operating system. [agent S2]
 	SecretSystemRoot = SecretFileRoot + "system"
 
+	// AllowAnyDynamicDNSCluster is the cluster for HTTP to hosts that the mesh does not know, by the names in requests. [control-plane 1.4.6]
+	AllowAnyDynamicDNSCluster = "AllowAnyDynamicDNSCluster"
 	// BlackHoleCluster is the cluster without endpoints, for what must not leave. [control-plane 1.12.1]
 	BlackHoleCluster = "BlackHoleCluster"
 	// InvalidBackend is the name of a cluster that never exists: requests to it get the status of routes without a cluster. Nothing waits for it.

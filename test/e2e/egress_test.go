@@ -212,7 +212,7 @@ func TestSamplesOfEgress(t *testing.T) {
 		}
 	}
 	serveNames(t, m, outsideIP)
-	serveOutside(t, m, ca)
+	serveOutside(t, m, ca, "news", "bank", "club", "shop", "fake", "de.wiki")
 	_, member, _ := ca.issue(t, "member.example.org")
 	text := strings.NewReplacer("GATEWAY", filepath.Join(gateway.Dir, "certs"), "CLIENT", filepath.Join(client.Dir, "certs")).Replace(egressSamples)
 	replace(t, filepath.Join(config, "samples.yaml"), text+secretText("istio-system", "club-credential", map[string][]byte{"tls.crt": member[0], "tls.key": member[1], "ca.crt": root}))
@@ -242,17 +242,23 @@ func TestSamplesOfEgress(t *testing.T) {
 // serveNames answers all queries of names of the Pods with one address.
 func serveNames(t *testing.T, m *meshup.Mesh, address string) {
 	t.Helper()
-	conn, err := m.Net.Host().ListenPacket("udp", ":53")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+	serveDNS(t, m, func(q *dns.Msg) *dns.Msg {
 		r := new(dns.Msg).SetReply(q)
 		if q.Question[0].Qtype == dns.TypeA {
 			r.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: q.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.ParseIP(address)}}
 		}
-		_ = w.WriteMsg(r)
-	})}
+		return r
+	})
+}
+
+// serveDNS answers all queries of names of the Pods.
+func serveDNS(t *testing.T, m *meshup.Mesh, answer func(*dns.Msg) *dns.Msg) {
+	t.Helper()
+	conn, err := m.Net.Host().ListenPacket("udp", ":53")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) { _ = w.WriteMsg(answer(q)) })}
 	done := make(chan error, 1)
 	go func() { done <- s.ActivateAndServe() }()
 	t.Cleanup(func() {
@@ -265,12 +271,12 @@ func serveNames(t *testing.T, m *meshup.Mesh, address string) {
 	})
 }
 
-// serveOutside serves all hosts outside the mesh, at 80 in plaintext, at 443 by TLS. Answers say what the server sees. club.example.org is
+// serveOutside serves all hosts outside the mesh, at 80 and 7777 in plaintext, at 443 by TLS with certificates for names below example.org. Answers say what the server sees. club.example.org is
 // for clients with a certificate.
-func serveOutside(t *testing.T, m *meshup.Mesh, ca *authority) {
+func serveOutside(t *testing.T, m *meshup.Mesh, ca *authority, names ...string) {
 	t.Helper()
 	var list []tls.Certificate
-	for _, name := range []string{"news", "bank", "club", "shop", "fake", "de.wiki"} {
+	for _, name := range names {
 		_, files, _ := ca.issue(t, name+".example.org")
 		pair, err := tls.X509KeyPair(files[0], files[1])
 		if err != nil {
@@ -290,7 +296,7 @@ func serveOutside(t *testing.T, m *meshup.Mesh, ca *authority) {
 		_, _ = fmt.Fprintf(w, "%s from %s %s", r.Host, from, how)
 	})
 	plain, mutual := &tls.Config{Certificates: list}, &tls.Config{Certificates: list, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.pool}
-	for _, port := range []string{":80", ":443"} {
+	for _, port := range []string{":80", ":443", ":7777"} {
 		l, err := m.Pod("outside-1.elsewhere").Net.Listen("tcp", port)
 		if err != nil {
 			t.Fatal(err)

@@ -72,8 +72,7 @@ func (b *builder) parseTargets(text string, statusPort int) ([]Target, error) {
 		return nil, fmt.Errorf("key targets: %d targets: want at most %d", len(named), maxTargets)
 	}
 	own := []int{
-		mesh.AdminPort, mesh.OutboundPort, 15004, mesh.InboundPort, 15008, mesh.StatusPort, mesh.HealthPort, mesh.DNSPort, mesh.PrometheusPort, statusPort,
-		b.set.Int("ENVOY_STATUS_PORT"), b.set.Int("ENVOY_PROMETHEUS_PORT"), b.set.Int("ENVOY_SECURE_METRICS_PORT"), b.set.Int("ENVOY_SECURE_MERGED_METRICS_PORT"),
+		statusPort, b.set.Int("ENVOY_STATUS_PORT"), b.set.Int("ENVOY_PROMETHEUS_PORT"), b.set.Int("ENVOY_SECURE_METRICS_PORT"), b.set.Int("ENVOY_SECURE_MERGED_METRICS_PORT"),
 	}
 	var out []Target
 	for _, t := range named {
@@ -84,7 +83,7 @@ func (b *builder) parseTargets(text string, statusPort int) ([]Target, error) {
 		switch {
 		case err != nil || port == 0:
 			return nil, fmt.Errorf("key port: invalid port %s: want 1–65535", printable.Quote(t.Port, 100))
-		case slices.Contains(own, int(port)):
+		case mesh.IsProxyPort(uint32(port)) || slices.Contains(own, int(port)):
 			return nil, fmt.Errorf("key port: port %d is the proxy's own, and would be scraped in a loop or twice: want the application's; remove the annotation prometheus.io/port: %[1]d of the Pod", port)
 		}
 		if t.Path == "" {

@@ -37,7 +37,7 @@ func (c *Compiler) serviceClusters(r *incr.Reader, k scopeHost) []clusterName {
 	}
 	var out []clusterName
 	for _, p := range s.Ports {
-		if p.Protocol == mesh.UDP || !c.model.HasPort(r, k.scope, s, p.Number) {
+		if p.Protocol == mesh.UDP || !c.model.HasPort(r, k.scope, s, p.Number) || s.Resolution == model.Dynamic && !cluster.ServesDynamic(p.Protocol) {
 			continue
 		}
 		for _, sub := range subsets {
@@ -53,7 +53,7 @@ func (c *Compiler) serviceClusters(r *incr.Reader, k scopeHost) []clusterName {
 				n.eds = true
 			case cluster.StrictDNS, cluster.LogicalDNS:
 				n.inline = true
-			case cluster.OriginalDst: // has no endpoints
+			case cluster.OriginalDst, cluster.Dynamic: // have no endpoints
 			}
 			out = append(out, n)
 		}
@@ -72,6 +72,8 @@ func resolution(role mesh.Role, s *model.Service, p *networking.TrafficPolicy) c
 		own = cluster.StrictDNS
 	case model.DNSRoundRobin:
 		own = cluster.LogicalDNS
+	case model.Dynamic:
+		own = cluster.Dynamic
 	case model.Passthrough:
 		own = cluster.OriginalDst
 		if role == mesh.Router {
@@ -108,6 +110,8 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 	switch k.Name {
 	case mesh.BlackHoleCluster:
 		return marshal.MustEncodedAny(cluster.BlackHole(m))
+	case mesh.AllowAnyDynamicDNSCluster:
+		return marshal.MustEncodedAny(cluster.AllowAnyDynamicDNS(m, k.Scope.Value().Caps))
 	case mesh.PassthroughCluster:
 		return marshal.MustEncodedAny(cluster.Passthrough(m))
 	}
@@ -129,6 +133,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 		Service:     cluster.Service{Host: s.Host, Name: shortName(s), Namespace: s.Namespace, External: s.External},
 		Port:        n.Port,
 		Protocol:    port.Protocol,
+		Target:      port.Target,
 		Subset:      n.Subset,
 		Resolution:  resolution(k.Scope.Value().Role, s, p),
 		Policy:      p,

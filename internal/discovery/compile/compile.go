@@ -398,6 +398,9 @@ func (c *Compiler) scopeNames(r *incr.Reader, s mesh.ScopeID) []Key {
 	for _, fixed := range fixedClusters {
 		out = append(out, Key{Kind: Cluster, Scope: s, Name: fixed})
 	}
+	if c.model.DynamicDNS(r, s) {
+		out = append(out, Key{Kind: Cluster, Scope: s, Name: mesh.AllowAnyDynamicDNSCluster})
+	}
 	hosts := scopeHosts(s, c.model.Visible(r, s))
 	for i, names := range c.inner.clusters.OfAll(r, hosts) {
 		out = appendClusters(out, hosts[i], names)

@@ -127,10 +127,10 @@ func prefixes(subnets []string) (out []netip.Prefix) {
 }
 
 // connectTo returns the TCP proxy to a target, and the path of the VirtualService that says so, empty for none. listenerPort is that
-// of destinations without a port.
-func (c *Compiler) connectTo(r *incr.Reader, s mesh.ScopeID, t target, listenerPort uint32) (listener.TCP, string) {
+// of destinations without a port, and names are the server names of the connections.
+func (c *Compiler) connectTo(r *incr.Reader, s mesh.ScopeID, t target, listenerPort uint32, names []string) (listener.TCP, string) {
 	if t.virtual == "" {
-		return c.tcp(r, s, t.cluster), ""
+		return c.named(r, s, c.tcp(r, s, t.cluster), names), ""
 	}
 	v := c.model.VirtualServiceRow(r, t.virtual)
 	var list []*networking.RouteDestination
@@ -142,7 +142,7 @@ func (c *Compiler) connectTo(r *incr.Reader, s mesh.ScopeID, t target, listenerP
 	if len(list) == 0 {
 		return listener.TCP{Cluster: mesh.BlackHoleCluster}, "" // not in force any more: the listener is planned anew in the same run
 	}
-	return c.destinations(r, s, listenerPort, v, list), cluster.ConfigPath("virtual-service", v.Namespace, v.Name)
+	return c.named(r, s, c.destinations(r, s, listenerPort, v, list), names), cluster.ConfigPath("virtual-service", v.Namespace, v.Name)
 }
 
 // destinations returns the TCP proxy to the destinations of a VirtualService's route, by weight, with the limits on connections in the
@@ -194,7 +194,7 @@ func (m chainMatches) unused(prefix string, names []string) (out []string) {
 // names are left for some of its addresses.
 func (c *Compiler) chains(r *incr.Reader, s mesh.ScopeID, p part, matches chainMatches) (out []listener.Chain) {
 	base := listener.Chain{}
-	base.TCP, base.Config = c.connectTo(r, s, p.target, p.port)
+	base.TCP, base.Config = c.connectTo(r, s, p.target, p.port, p.serverNames)
 	names := p.serverNames
 	if len(names) == 0 {
 		names = []string{""}

@@ -50,7 +50,7 @@ func (h *history) sameAsWhole(t *testing.T, w *world, step int) {
 // meshConfig is a random mesh configuration; its default exports decide what is private.
 func (d *dice) meshConfig() *meshv1.MeshConfig {
 	m := mesh.DefaultMeshConfig()
-	m.OutboundTrafficPolicy.Mode = meshv1.MeshConfig_OutboundTrafficPolicy_Mode(d.roll(2))
+	m.OutboundTrafficPolicy.Mode = pick(d, meshv1.MeshConfig_OutboundTrafficPolicy_REGISTRY_ONLY, meshv1.MeshConfig_OutboundTrafficPolicy_ALLOW_ANY, meshv1.MeshConfig_OutboundTrafficPolicy_ALLOW_ANY_DYNAMIC_DNS)
 	m.RootNamespace = pick(d, "istio-system", "x")
 	m.DefaultConfig.GatewayTopology = pick(d, nil, &meshv1.Topology{NumTrustedProxies: 1, ProxyProtocol: &meshv1.Topology_ProxyProtocolConfiguration{}})
 	m.DefaultServiceExportTo = d.exportTo()

@@ -89,6 +89,9 @@ func (c *Compiler) planBound(r *incr.Reader, k scopeHost, s *model.Service, p mo
 	case p.Protocol.IsHTTP():
 		base.target, base.routes = target{}, routes
 		return []part{base}
+	case s.Resolution == model.Dynamic:
+		base.routes = routes
+		return c.dynamicParts(r, k, s, p, []part{base})
 	case p.Protocol == mesh.Auto:
 		base.routes = routes
 	case p.Protocol.IsTLS():
@@ -131,5 +134,9 @@ func (c *Compiler) unknown(r *incr.Reader, s mesh.ScopeID) string {
 	if to.Host == "" {
 		return mesh.PassthroughCluster
 	}
-	return cmp.Or(c.resolver(r, s, 0)(to.Host, to.Port, to.Subset).Cluster, mesh.BlackHoleCluster)
+	d := c.resolver(r, s, 0)(to.Host, to.Port, to.Subset)
+	if d.Dynamic != nil {
+		return mesh.BlackHoleCluster // these connections have no name
+	}
+	return cmp.Or(d.Cluster, mesh.BlackHoleCluster)
 }

@@ -57,6 +57,8 @@ func (c *Compiler) providerHost(r *incr.Reader, namespace, service string, port 
 		return "", fmt.Sprintf("%s has no port %d", host, port)
 	case s.IsAlias():
 		return "", fmt.Sprintf("%s is of type ExternalName: name the host that it stands for", host)
+	case s.Resolution == model.Dynamic:
+		return "", fmt.Sprintf("%s has no addresses of its own, as it has resolution DYNAMIC_DNS", host)
 	case s.Resolution == model.Passthrough:
 		return "", fmt.Sprintf("%s has no addresses of its own, as it is headless or has resolution NONE", host)
 	}

@@ -154,6 +154,9 @@ func (g *chainSet) add(chain listener.GatewayChain) {
 			chain.ServerNames = append(chain.ServerNames, n)
 		}
 	}
+	if chain.Routes == "" {
+		chain.TCP = g.c.named(g.r, g.scope, chain.TCP, chain.ServerNames)
+	}
 	if unused {
 		g.chains = append(g.chains, chain)
 	}

@@ -240,7 +240,7 @@ func (d *dice) serviceEntry() *networking.ServiceEntry {
 	s := &networking.ServiceEntry{
 		Hosts:      []string{pick(d, foreign...)},
 		Location:   networking.ServiceEntry_Location(d.roll(2)),
-		Resolution: networking.ServiceEntry_Resolution(d.roll(4)),
+		Resolution: networking.ServiceEntry_Resolution(d.roll(5)),
 		ExportTo:   d.exportTo(),
 		Ports: []*networking.ServicePort{pick(d,
 			&networking.ServicePort{Number: 80, Name: "http", Protocol: "HTTP"}, &networking.ServicePort{Number: 443, Name: "tls", Protocol: "TLS"},

@@ -74,6 +74,8 @@ func (c *Compiler) planPort(r *incr.Reader, k scopeHost, s *model.Service, p mod
 	case p.Protocol.IsHTTP():
 		base.target, base.routes = target{}, strconv.Itoa(int(p.Number))
 		return []part{base}
+	case s.Resolution == model.Dynamic:
+		return c.planDynamic(r, k, s, p, base)
 	}
 	addresses := c.ownAddresses(r, k.scope, s)
 	if s.Elsewhere(k.scope) && len(addresses) == 0 {
@@ -282,7 +284,7 @@ func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 		return nil
 	}
 	o := listener.Outbound{Name: m.Name, Address: m.Address, Port: m.Port, Binds: m.Binds, Routes: m.Routes, Unknown: c.unknown(r, k.Scope)}
-	o.TCP, o.Config = c.connectTo(r, k.Scope, m.TCP, m.Port)
+	o.TCP, o.Config = c.connectTo(r, k.Scope, m.TCP, m.Port, nil)
 	matches := chainMatches{}
 	for _, p := range m.SNI {
 		o.SNI = append(o.SNI, c.chains(r, k.Scope, p, matches)...)

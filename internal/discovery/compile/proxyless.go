@@ -180,7 +180,7 @@ func proxylessDiscovery(s *model.Service, p *networking.TrafficPolicy) (eds, inl
 	switch resolution(mesh.Sidecar, s, p) {
 	case cluster.StrictDNS, cluster.LogicalDNS:
 		return false, true
-	case cluster.EDS, cluster.OriginalDst:
+	case cluster.EDS, cluster.OriginalDst, cluster.Dynamic:
 		if s.Resolution == model.DNS || s.Resolution == model.DNSRoundRobin {
 			return false, true // load balancer PASSTHROUGH of a service with names
 		}

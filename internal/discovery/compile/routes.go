@@ -220,6 +220,7 @@ func (c *Compiler) resolver(r *incr.Reader, s mesh.ScopeID, listenerPort uint32)
 		tls := c.backendTLS(r, s, svc, to)
 		return route.Destination{
 			Cluster: cluster.Name(cluster.Outbound, port, subset, host),
+			Dynamic: dynamicOf(svc, to),
 			OwnALPN: tls != nil || cluster.OwnALPN(to.Protocol, p, c.model.Mesh(r)),
 			Hash:    route.HashPolicies(p.GetLoadBalancer()),
 		}
@@ -233,11 +234,11 @@ func (c *Compiler) route(r *incr.Reader, k Key) []byte {
 		return c.gatewayRouteConfig(r, k)
 	}
 	catchAll := func(binds bool) []byte {
-		to := c.unknown(r, k.Scope)
-		if to == mesh.BlackHoleCluster || binds && to == mesh.PassthroughCluster {
-			to = "" // an answer says more than a connection that ends
+		port := portOf(k.Name)
+		if strings.HasPrefix(k.Name, mesh.UnixSocket) {
+			port = 0
 		}
-		return marshal.Must(route.CatchAll(to))
+		return marshal.Must(route.CatchAll(c.catchAll(r, k.Scope, port, binds), k.Scope.Value().Caps))
 	}
 	if k.SeparateHosts {
 		frame := route.Frame(k.Name)

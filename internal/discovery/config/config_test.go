@@ -125,6 +125,9 @@ func TestEntries(t *testing.T) {
 		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, workloadSelector: {labels: {app: x}}, " + port + "}", nil},
 		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, workloadSelector: {labels: {app: -x}}, endpoints: [{address: 1.2.3.4, ports: {grpc: 1}}], " + port + "}", []string{
 			"E spec.workloadSelector: endpoints are set too", "E spec.workloadSelector.labels[app]: invalid label value \"-x\"", "E spec.endpoints[0].ports[grpc]: unknown port: want one of http"}},
+		{object.ServiceEntry, "{hosts: ['*.a.com'], resolution: DYNAMIC_DNS, " + port + "}", nil},
+		{object.ServiceEntry, "{hosts: ['*.a.com'], resolution: DYNAMIC_DNS, workloadSelector: {labels: {a: b}}, ports: [{number: 90, name: tcp}, {number: 443, name: tls, protocol: TLS, targetPort: 15000}, {number: 15020, name: http}]}", []string{
+			"E spec.workloadSelector: resolution DYNAMIC_DNS", "W spec.ports[0].protocol: not applied", "E spec.ports[1]: port 15000", "E spec.ports[2]: port 15020"}},
 		{object.ServiceEntry, "{hosts: ['*.a.com'], resolution: DNS, " + port + "}", []string{"E spec.hosts[0]: wildcard \"*.a.com\" cannot be resolved"}},
 		{object.ServiceEntry, "{hosts: ['*.a.com'], resolution: DNS, endpoints: [{address: b.com}], " + port + "}", nil},
 		{object.ServiceEntry, "{hosts: [a.com], resolution: DNS_ROUND_ROBIN, endpoints: [{address: b.com}, {address: c.com}], " + port + "}", []string{"E spec.endpoints: resolution DNS_ROUND_ROBIN allows one"}},

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"path"
 	"slices"
 	"strings"
@@ -103,6 +104,21 @@ func (c *check) resolution(s *networking.ServiceEntry) {
 	case networking.ServiceEntry_DYNAMIC_DNS:
 		if len(s.Endpoints) > 0 {
 			c.fail("spec.endpoints", "resolution DYNAMIC_DNS resolves the host that the client requests; remove the endpoints, or use STATIC or DNS")
+		}
+		if s.WorkloadSelector != nil {
+			c.fail("spec.workloadSelector", "resolution DYNAMIC_DNS resolves the host that the client requests; remove it, or use STATIC")
+		}
+		for i, p := range s.Ports {
+			at, protocol := item("spec.ports", i), mesh.ParseProtocol(p.GetProtocol())
+			if p.GetProtocol() == "" {
+				protocol = mesh.ProtocolOf(p.GetName(), "", "TCP")
+			}
+			if !protocol.IsHTTP() && !protocol.IsTLS() && protocol != mesh.Auto {
+				c.warn(at+".protocol", "not applied: connections of protocol %s have no name that could be resolved, and the port is left out: want HTTP, HTTP2, GRPC, GRPC-WEB, HTTPS or TLS, or another resolution", protocol)
+			}
+			if target := cmp.Or(p.GetTargetPort(), p.GetNumber()); mesh.IsProxyPort(target) {
+				c.fail(at, "port %d is one of the proxies' own: a name that resolves to a proxy would open it to everybody who may use the entry; want another port or targetPort", target)
+			}
 		}
 	}
 }

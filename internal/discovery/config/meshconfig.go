@@ -212,11 +212,27 @@ func (c *check) meshConfig(m *meshv1.MeshConfig) {
 	c.tlsConfig("meshMTLS", m.MeshMTLS)
 	c.tlsConfig("tlsDefaults", m.TlsDefaults)
 	c.caCertificates(m.CaCertificates)
+	c.unknownHosts(m.GetOutboundTrafficPolicy())
 	c.meshNotApplied(m)
 }
 
 func (c *check) meshPort(field string, n int32) {
 	if n < 1 || n > 65535 {
 		c.fail(field, "invalid port %d: want 1–65535", n)
+	}
+}
+
+// unknownHosts checks how hosts are reached that the mesh does not know.
+func (c *check) unknownHosts(p *meshv1.MeshConfig_OutboundTrafficPolicy) {
+	t := p.GetTls()
+	if t == nil {
+		return
+	}
+	if p.Mode != meshv1.MeshConfig_OutboundTrafficPolicy_ALLOW_ANY_DYNAMIC_DNS {
+		c.fail("outboundTrafficPolicy.tls", "mode %s makes connections to unknown hosts without this TLS; remove it, or use ALLOW_ANY_DYNAMIC_DNS", p.Mode)
+	}
+	c.clientTLS("outboundTrafficPolicy.tls", t)
+	if t.CredentialName != "" {
+		c.fail("outboundTrafficPolicy.tls.credentialName", "sidecars that no rule selects get no Secrets, and nothing could be sent; use files")
 	}
 }

@@ -20,7 +20,6 @@ type consequence struct {
 // TestEveryFieldIsAppliedOrNamed in package compile fails for a field that is missing here.
 var consequences = map[protoreflect.FullName]consequence{
 	"istio.networking.v1alpha3.OutlierDetection.consecutive_errors":                                              {text: "nothing is counted; use consecutive5xxErrors or consecutiveGatewayErrors"},
-	"istio.networking.v1alpha3.ServiceEntry.DYNAMIC_DNS":                                                         {text: "the entry is treated as one with resolution NONE: connections go to the address that the client resolved"},
 	"istio.mesh.v1alpha1.MeshConfig.proxy_http_port":                                                             {text: "no HTTP proxy port is opened"},
 	"istio.mesh.v1alpha1.MeshConfig.hbone_idle_timeout":                                                          {text: "HBONE is not supported"},
 	"istio.mesh.v1alpha1.MeshConfig.ingress_class":                                                               {text: noIngress},
@@ -28,8 +27,6 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.MeshConfig.ingress_controller_mode":                                                     {text: noIngress},
 	"istio.mesh.v1alpha1.MeshConfig.ingress_selector":                                                            {text: noIngress},
 	"istio.mesh.v1alpha1.MeshConfig.enable_envoy_access_log_service":                                             {text: "access logs go to accessLogFile only"},
-	"istio.mesh.v1alpha1.MeshConfig.OutboundTrafficPolicy.ALLOW_ANY_DYNAMIC_DNS":                                 {text: "unknown hosts are reached as with ALLOW_ANY: at the address that the client resolved"},
-	"istio.mesh.v1alpha1.MeshConfig.OutboundTrafficPolicy.tls":                                                   {text: "connections to unknown hosts would be made without this TLS; remove it, or add a ServiceEntry and a DestinationRule for the hosts", rejected: true},
 	"istio.mesh.v1alpha1.ConfigSource.tls_settings":                                                              {text: "it is for sources of xDS, which are not read"},
 	"istio.mesh.v1alpha1.ConfigSource.subscribed_resources":                                                      {text: "all of Istio's kinds are read from a directory"},
 	"istio.mesh.v1alpha1.MeshConfig.CertificateData.spiffe_bundle_url":                                           {text: "no bundle is fetched, and proxies trust no root of this entry; put its certificates in pem"},

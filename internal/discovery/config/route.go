@@ -242,7 +242,7 @@ func (c *check) destination(at string, d *networking.Destination) {
 		c.fail(at+".host", "is missing; set the host of a service")
 		return
 	}
-	if strings.HasPrefix(d.Host, "*") || !isDomain(d.Host) && !isIP(d.Host) {
+	if d.Host == "*" || !isHost(d.Host) && !isIP(d.Host) {
 		c.fail(at+".host", "invalid host %q: want the host of a service", d.Host)
 	}
 	if d.Subset != "" && !isDomain(d.Subset) {

@@ -65,7 +65,7 @@ func TestHTTPRoutes(t *testing.T) {
 		http("delegate: {name: x}, "+to, "E .delegate: route is set too"),
 		http("delegate: {namespace: a/b}", "E .delegate.name: invalid name \"\"", "E .delegate.namespace: invalid namespace \"a/b\""),
 		http("route: [{destination: {}}]", "E .route[0].destination.host: is missing"),
-		http("route: [{destination: {host: '*.a', subset: 'a b', port: {number: 0}}}]", "E .route[0].destination.host: invalid host \"*.a\"", "E .route[0].destination.subset: invalid subset name \"a b\"", "E .route[0].destination.port.number: invalid port 0"),
+		http("route: [{destination: {host: '*', subset: 'a b', port: {number: 0}}}]", "E .route[0].destination.host: invalid host \"*\"", "E .route[0].destination.subset: invalid subset name \"a b\"", "E .route[0].destination.port.number: invalid port 0"),
 		http("route: [{destination: {host: a}, weight: 0}]"),
 		http("route: [{destination: {host: a}, weight: 30}, {destination: {host: b}, weight: 30}]"),
 		http("route: [{destination: {host: a}}, {destination: {host: b}, weight: 0}]", "E .route: invalid sum of weights 0"),

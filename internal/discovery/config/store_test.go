@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 	meshv1 "istio.io/api/mesh/v1alpha1"
+	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
@@ -168,8 +169,13 @@ func TestMeshConfig(t *testing.T) {
 			m.OutboundTrafficPolicy.Mode = meshv1.MeshConfig_OutboundTrafficPolicy_REGISTRY_ONLY
 			m.DefaultConfig.DiscoveryAddress, m.DefaultConfig.ProxyMetadata = "x:15012", map[string]string{"A": "b"}
 		}, []string{"warning defaultConfig.discoveryAddress: not applied", "warning defaultConfig.proxyMetadata: not applied"}},
-		{"not applied and unsafe", "outboundTrafficPolicy: {mode: ALLOW_ANY_DYNAMIC_DNS, tls: {mode: SIMPLE}}\nserviceEntryVisibility: {applyToSidecars: true}", nil, []string{
-			"warning outboundTrafficPolicy.mode: not applied", "error outboundTrafficPolicy.tls: not applied", "warning serviceEntryVisibility: not applied", "error serviceEntryVisibility.applyToSidecars: not applied"}},
+		{"not applied and unsafe", "outboundTrafficPolicy: {mode: ALLOW_ANY, tls: {mode: SIMPLE, credentialName: a}}\nserviceEntryVisibility: {applyToSidecars: true}", nil, []string{
+			"error outboundTrafficPolicy.tls: mode ALLOW_ANY makes", "error outboundTrafficPolicy.tls.credentialName: sidecars", "warning serviceEntryVisibility: not applied", "error serviceEntryVisibility.applyToSidecars: not applied"}},
+		{"names of unknown hosts", "outboundTrafficPolicy: {mode: ALLOW_ANY_DYNAMIC_DNS, tls: {mode: SIMPLE}}", func(m *meshv1.MeshConfig) {
+			m.OutboundTrafficPolicy = &meshv1.MeshConfig_OutboundTrafficPolicy{
+				Mode: meshv1.MeshConfig_OutboundTrafficPolicy_ALLOW_ANY_DYNAMIC_DNS, Tls: &networking.ClientTLSSettings{Mode: networking.ClientTLSSettings_SIMPLE},
+			}
+		}, nil},
 		{"zero is a value, null is not", "connectTimeout: null\ndefaultServiceExportTo: []\nenableTracing: false\naccessLogFile: ''", func(m *meshv1.MeshConfig) { m.DefaultServiceExportTo, m.EnableTracing = nil, false }, nil},
 		{"unknown field", "trustDomian: x\ntrustDomain: y", func(m *meshv1.MeshConfig) { m.TrustDomain = "y" }, []string{"warning trustDomian: line 1: unknown field; did you mean trustDomain?"}},
 		{"invalid YAML", "a: [", nil, []string{"error : line 1: the YAML does not parse"}},

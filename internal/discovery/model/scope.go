@@ -212,6 +212,13 @@ func (m *Model) AllowAny(r *incr.Reader, s mesh.ScopeID) bool {
 	return m.Mesh(r).GetOutboundTrafficPolicy().GetMode() != meshv1.MeshConfig_OutboundTrafficPolicy_REGISTRY_ONLY
 }
 
+// DynamicDNS reports whether proxies of a scope resolve the names of hosts that the mesh does not know, which its Sidecar cannot say.
+// [control-plane 1.4.6]
+func (m *Model) DynamicDNS(r *incr.Reader, s mesh.ScopeID) bool {
+	e := m.egressOf(r, s)
+	return !e.registryOnly && !e.anyAllowed && m.Mesh(r).GetOutboundTrafficPolicy().GetMode() == meshv1.MeshConfig_OutboundTrafficPolicy_ALLOW_ANY_DYNAMIC_DNS
+}
+
 func (m *Model) visible(r *incr.Reader, s mesh.ScopeID) []Ref {
 	byDefault := m.Mesh(r).DefaultServiceExportTo
 	e, client := m.egressOf(r, s), s.Value()

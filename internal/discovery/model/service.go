@@ -24,6 +24,8 @@ const (
 	DNSRoundRobin
 	// Passthrough: the destination address of the client's connection is used.
 	Passthrough
+	// Dynamic: the proxy resolves the name that the client requests.
+	Dynamic
 )
 
 // Service is a row: one host and its ports, from a Kubernetes Service or a ServiceEntry.
@@ -174,9 +176,10 @@ func servicesOfEntry(o *object.Object, spec *networking.ServiceEntry) []*Service
 			s.Age = o.Meta.Created.UnixNano()
 		}
 		switch spec.Resolution {
-		case networking.ServiceEntry_NONE, networking.ServiceEntry_DYNAMIC_DNS:
-			// Package config reports that DYNAMIC_DNS is treated as NONE.
+		case networking.ServiceEntry_NONE:
 			s.Resolution = Passthrough
+		case networking.ServiceEntry_DYNAMIC_DNS:
+			s.Resolution = Dynamic
 		case networking.ServiceEntry_STATIC:
 			s.Resolution = Static
 		case networking.ServiceEntry_DNS:

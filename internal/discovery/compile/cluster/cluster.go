@@ -39,6 +39,8 @@ const (
 	// OriginalDst uses the original destination of the client's connection (headless services,
 	// ServiceEntries with resolution NONE).
 	OriginalDst
+	// Dynamic resolves the name that the client requests.
+	Dynamic
 )
 
 // Service is the service that a cluster belongs to.
@@ -54,6 +56,8 @@ type Input struct {
 	Service  Service
 	Port     uint32
 	Protocol mesh.Protocol
+	// Target is the port that Dynamic connects to.
+	Target uint32
 	// Subset is empty for the whole service.
 	Subset string
 	// Resolution is the result of Resolve.
@@ -143,7 +147,7 @@ func Build(in Input) *clusterv3.Cluster {
 	setPool(c, in)
 	setOutlier(c, in.Policy.GetOutlierDetection())
 	opts := protocolOptions(in)
-	if !setTLS(c, in, opts) || !setProxyProtocol(c, in) {
+	if !setTLS(c, in, opts) || !setProxyProtocol(c, in) || in.resolution() == Dynamic && !finishDynamic(c, in, opts) {
 		closeCluster(c)
 	}
 	opts.attach(c)
@@ -206,6 +210,8 @@ func setDiscovery(c *clusterv3.Cluster, in Input) {
 	switch in.resolution() {
 	case OriginalDst:
 		setType(c, clusterv3.Cluster_ORIGINAL_DST)
+	case Dynamic:
+		setDynamic(c, in.Service.Host, in.Caps)
 	case StrictDNS:
 		setType(c, clusterv3.Cluster_STRICT_DNS)
 		c.LoadAssignment = Assignment(c.Name, in.Endpoints)
@@ -224,9 +230,10 @@ func setDiscovery(c *clusterv3.Cluster, in Input) {
 }
 
 // Resolve returns the resolution of a service's cluster with a policy: OriginalDst for load balancer
-// PASSTHROUGH, otherwise own.
+// PASSTHROUGH, otherwise own. The
+// names of requests always are resolved: the client's address may be one that says nothing.
 func Resolve(own Resolution, p *networking.TrafficPolicy) Resolution {
-	if p.GetLoadBalancer().GetSimple() == networking.LoadBalancerSettings_PASSTHROUGH {
+	if own != Dynamic && p.GetLoadBalancer().GetSimple() == networking.LoadBalancerSettings_PASSTHROUGH {
 		return OriginalDst
 	}
 	return own

@@ -123,7 +123,7 @@ const (
 )
 
 func setBalancing(c *clusterv3.Cluster, in Input) {
-	if c.GetType() == clusterv3.Cluster_ORIGINAL_DST {
+	if c.GetType() == clusterv3.Cluster_ORIGINAL_DST || c.GetClusterType() != nil {
 		c.LbPolicy = clusterv3.Cluster_CLUSTER_PROVIDED
 		return
 	}

@@ -59,8 +59,8 @@ func setTLS(c *clusterv3.Cluster, in Input, o *options) bool {
 		c.TransportSocket = socket(backendContext(in, o))
 		c.Metadata.FilterMetadata[metadataKey].Fields["alpn_override"] = structpb.NewStringValue("false")
 	case t == nil:
-		// An ORIGINAL_DST cluster has no endpoint metadata to match the transport socket by.
-		if in.AutoMTLS && c.GetType() != clusterv3.Cluster_ORIGINAL_DST {
+		// An ORIGINAL_DST cluster has no endpoint metadata to match the transport socket by, as little as one that resolves names of requests.
+		if in.AutoMTLS && c.GetType() != clusterv3.Cluster_ORIGINAL_DST && c.GetClusterType() == nil {
 			c.TransportSocketMatches = autoMatches(meshContext(in, &networking.ClientTLSSettings{}, o))
 		}
 	case t.Mode == networking.ClientTLSSettings_ISTIO_MUTUAL:

@@ -90,7 +90,7 @@ func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
 		case c.Routes != "":
 			chain.Filters = []*listenerv3.Filter{e.gatewayHTTP("outbound_"+g.Name+";", c.Routes, g.Topology, g.Authorization.HTTP)}
 		default:
-			chain.Filters = append(slices.Clone(g.Authorization.TCP), e.tcpProxy(c.TCP.Cluster, c.TCP, clientSide()))
+			chain.Filters = slices.Concat(g.Authorization.TCP, e.tcpFilters(c.TCP.Cluster, c.TCP, clientSide()))
 		}
 		if c.TLS != nil {
 			chain.TransportSocket = e.endTLS(c, g.TrustDomains)

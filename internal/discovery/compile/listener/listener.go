@@ -16,8 +16,10 @@ import (
 	originaldstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
 	originalsrcv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_src/v3"
 	tlsinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
+	snidynamicv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/sni_dynamic_forward_proxy/v3"
 	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"google.golang.org/protobuf/proto"
@@ -165,6 +167,8 @@ type TCP struct {
 	// TunnelTo is the host and port that the cluster, an HTTP proxy, is asked to connect to, empty for none; by CONNECT, or by POST.
 	TunnelTo     string
 	TunnelByPost bool
+	// Dynamic says how the server name is resolved, nil if the clusters do not need that.
+	Dynamic *cluster.DynamicName
 }
 
 // WeightedCluster is one of several clusters of connections.
@@ -208,6 +212,18 @@ func (e Env) tcpProxy(statPrefix string, t TCP, s side) *listenerv3.Filter {
 		p.StatPrefix, p.ClusterSpecifier = t.Prefix, &tcpproxyv3.TcpProxy_WeightedClusters{WeightedClusters: w}
 	}
 	return networkFilter("envoy.filters.network.tcp_proxy", p)
+}
+
+// tcpFilters returns the filters that forward connections: the TCP proxy, after the filter that resolves their server name if the cluster
+// needs that. The cluster has the same cache, and so connects to no other address than the filter has found.
+func (e Env) tcpFilters(statPrefix string, t TCP, s side) []*listenerv3.Filter {
+	proxy := e.tcpProxy(statPrefix, t, s)
+	if t.Dynamic == nil {
+		return []*listenerv3.Filter{proxy}
+	}
+	return []*listenerv3.Filter{networkFilter("envoy.filters.network.sni_dynamic_forward_proxy", &snidynamicv3.FilterConfig{
+		DnsCacheConfig: t.Dynamic.Cache(e.Caps), PortSpecifier: &snidynamicv3.FilterConfig_PortValue{PortValue: t.Dynamic.Port},
+	}), proxy}
 }
 
 func (e Env) blackhole(name string, port uint32) *listenerv3.FilterChain {

@@ -89,7 +89,7 @@ func (o Outbound) onlyHTTP() bool { return o.Binds && o.Routes != "" && o.TCP.no
 // tcpChain returns a filter chain without HTTP.
 func (e Env) tcpChain(c Chain) *listenerv3.FilterChain {
 	f := &listenerv3.FilterChain{
-		Filters:                       []*listenerv3.Filter{e.tcpProxy(c.TCP.Cluster, c.TCP, clientSide())},
+		Filters:                       e.tcpFilters(c.TCP.Cluster, c.TCP, clientSide()),
 		TransportSocketConnectTimeout: connectTimeout,
 	}
 	if len(c.ServerNames) > 0 || len(c.Prefixes) > 0 {

@@ -106,7 +106,8 @@ func (in Input) mirrors(h *networking.HTTPRoute) []*routev3.RouteAction_RequestM
 	var out []*routev3.RouteAction_RequestMirrorPolicy
 	add := func(d *networking.Destination, percent float64) {
 		to, ok := in.resolve(d)
-		if !ok || percent <= 0 {
+		// The copy of a request has no name that would be resolved but its Host header, whose port is the client's choice.
+		if !ok || percent <= 0 || to.Dynamic != nil {
 			return
 		}
 		out = append(out, &routev3.RouteAction_RequestMirrorPolicy{

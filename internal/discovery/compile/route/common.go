@@ -1,6 +1,7 @@
 package route
 
 import (
+	"cmp"
 	"maps"
 	"math"
 
@@ -63,7 +64,7 @@ func (x Route) envoy(caps mesh.Capability) *routev3.Route {
 	case x.Direct != nil:
 		r.Action = &routev3.Route_DirectResponse{DirectResponse: x.Direct}
 	case x.Forward != nil:
-		x.Forward.set(r, caps)
+		x.Forward.set(r, caps, x.Request.authority)
 	}
 	r.RequestHeadersToAdd = append(x.Request.add, r.RequestHeadersToAdd...)
 	r.RequestHeadersToRemove = append(x.Request.remove, r.RequestHeadersToRemove...)
@@ -91,7 +92,8 @@ func (x Route) envoy(caps mesh.Capability) *routev3.Route {
 }
 
 // set sets the action of a route that forwards. It leaves the action unset if there is nowhere to forward to.
-func (f *Forward) set(r *routev3.Route, caps mesh.Capability) {
+// authority is what the route's changes of headers set the Host header to, empty for nothing.
+func (f *Forward) set(r *routev3.Route, caps mesh.Capability, authority string) {
 	a := f.Rewrite
 	a.Timeout = f.Timeout
 	if a.Timeout == nil {
@@ -100,8 +102,8 @@ func (f *Forward) set(r *routev3.Route, caps mesh.Capability) {
 	a.MaxGrpcTimeout = a.Timeout //nolint:staticcheck // as Istio sends it
 	switch {
 	case f.Single && len(f.To) == 1:
-		f.To[0].alone(r, a, caps)
-	case f.Single || !f.weighted(a, caps):
+		f.To[0].alone(r, a, caps, authority)
+	case f.Single || !f.weighted(a, caps, authority):
 		return
 	}
 	a.RetryPolicy = retryPolicy(f.Retry, len(a.HashPolicy) > 0, caps)
@@ -111,7 +113,7 @@ func (f *Forward) set(r *routev3.Route, caps mesh.Capability) {
 
 // alone forwards all requests to one cluster. The target's weight has no effect, and its changes of headers become those of
 // the route.
-func (t Target) alone(r *routev3.Route, a *routev3.RouteAction, caps mesh.Capability) {
+func (t Target) alone(r *routev3.Route, a *routev3.RouteAction, caps mesh.Capability, authority string) {
 	a.ClusterSpecifier = &routev3.RouteAction_Cluster{Cluster: t.Cluster}
 	a.HashPolicy = t.Hash
 	r.RequestHeadersToAdd, r.RequestHeadersToRemove = t.Request.add, t.Request.remove
@@ -119,13 +121,11 @@ func (t Target) alone(r *routev3.Route, a *routev3.RouteAction, caps mesh.Capabi
 	if t.Request.authority != "" {
 		a.HostRewriteSpecifier = &routev3.RouteAction_HostRewriteLiteral{HostRewriteLiteral: t.Request.authority}
 	}
-	if t.OwnALPN && caps.Has(mesh.FilterState) {
-		r.TypedPerFilterConfig = map[string]*anypb.Any{FilterStateFilter: filterOff()}
-	}
+	r.TypedPerFilterConfig = t.filterState(caps, cmp.Or(authority, a.GetHostRewriteLiteral()))
 }
 
 // weighted distributes requests by weight. It returns false if the sum of the weights is invalid.
-func (f *Forward) weighted(a *routev3.RouteAction, caps mesh.Capability) bool {
+func (f *Forward) weighted(a *routev3.RouteAction, caps mesh.Capability, authority string) bool {
 	w := &routev3.WeightedCluster{}
 	var total uint64
 	for _, t := range f.To {
@@ -133,7 +133,7 @@ func (f *Forward) weighted(a *routev3.RouteAction, caps mesh.Capability) bool {
 			continue
 		}
 		total += uint64(t.Weight)
-		w.Clusters = append(w.Clusters, t.weight(caps))
+		w.Clusters = append(w.Clusters, t.weight(caps, cmp.Or(authority, a.GetHostRewriteLiteral())))
 		a.HashPolicy = appendHash(a.HashPolicy, t.Hash)
 	}
 	if total == 0 || total > math.MaxUint32 {
@@ -143,15 +143,14 @@ func (f *Forward) weighted(a *routev3.RouteAction, caps mesh.Capability) bool {
 	return true
 }
 
-func (t Target) weight(caps mesh.Capability) *routev3.WeightedCluster_ClusterWeight {
+// weight is the part of a cluster; host is what the Host header of all is rewritten to, empty for none.
+func (t Target) weight(caps mesh.Capability, host string) *routev3.WeightedCluster_ClusterWeight {
 	c := &routev3.WeightedCluster_ClusterWeight{Name: t.Cluster, Weight: wrapperspb.UInt32(uint32(t.Weight))}
 	c.RequestHeadersToAdd, c.RequestHeadersToRemove = t.Request.add, t.Request.remove
 	c.ResponseHeadersToAdd, c.ResponseHeadersToRemove = t.Response.add, t.Response.remove
 	if t.Request.authority != "" {
 		c.HostRewriteSpecifier = &routev3.WeightedCluster_ClusterWeight_HostRewriteLiteral{HostRewriteLiteral: t.Request.authority}
 	}
-	if t.OwnALPN && caps.Has(mesh.FilterState) {
-		c.TypedPerFilterConfig = map[string]*anypb.Any{FilterStateFilter: filterOff()}
-	}
+	c.TypedPerFilterConfig = t.filterState(caps, cmp.Or(t.Request.authority, host))
 	return c
 }

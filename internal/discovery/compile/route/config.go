@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 const (
@@ -101,16 +102,16 @@ func Domains(n Names) []string {
 	return out
 }
 
-// CatchAll returns the virtual host for unknown names, whose requests go to a cluster: that of their original destination, or of an
-// egress proxy. Without one (outboundTrafficPolicy REGISTRY_ONLY) they get 502.
-func CatchAll(to string) *routev3.VirtualHost {
-	if to == "" {
+// CatchAll returns the virtual host for unknown names, whose requests go to a cluster: that of their original destination, of their names, or
+// of an egress proxy. Without one (outboundTrafficPolicy REGISTRY_ONLY) they get 502.
+func CatchAll(to Destination, caps mesh.Capability) *routev3.VirtualHost {
+	if to.Cluster == "" {
 		return catchAllHost("block_all", &routev3.Route{Action: &routev3.Route_DirectResponse{
 			DirectResponse: &routev3.DirectResponseAction{Status: statusBadGateway},
 		}})
 	}
-	return catchAllHost("allow_any", &routev3.Route{Action: &routev3.Route_Route{Route: &routev3.RouteAction{
-		ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: to},
+	return catchAllHost("allow_any", &routev3.Route{TypedPerFilterConfig: to.filterState(caps, ""), Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+		ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: to.Cluster},
 		Timeout:          &durationpb.Duration{},
 		MaxGrpcTimeout:   &durationpb.Duration{}, //nolint:staticcheck // as Istio sends it
 	}}})

@@ -97,11 +97,11 @@ func (r request) input(t *testing.T) route.Input {
 func (r request) host(t *testing.T) *routev3.VirtualHost {
 	m := golden.Proto(t, r.Mesh, &meshv1.MeshConfig{})
 	if r.Kind == "catchall" {
-		to := ""
+		to := route.Destination{}
 		if r.AllowAny {
-			to = mesh.PassthroughCluster
+			to.Cluster = mesh.PassthroughCluster
 		}
-		return route.CatchAll(to)
+		return route.CatchAll(to, r.caps())
 	}
 	var routes []*routev3.Route
 	if r.Rule != nil {

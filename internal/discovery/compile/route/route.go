@@ -46,6 +46,8 @@ type Destination struct {
 	Cluster string
 	// OwnALPN is set if the cluster's TLS offers its own ALPN, so that the filter does not set it (cluster.OwnALPN).
 	OwnALPN bool
+	// Dynamic says how the cluster resolves the Host header, nil for a cluster that does not; its Host is empty for all names.
+	Dynamic *cluster.DynamicName
 	// Hash are the policies of the cluster's consistent hashing (HashPolicies); empty for none.
 	Hash []*routev3.RouteAction_HashPolicy
 }
@@ -230,9 +232,7 @@ func Default(host string, port uint32, d Destination, m *meshv1.MeshConfig, caps
 		}},
 		Decorator: &routev3.Decorator{Operation: host + ":" + strconv.FormatUint(uint64(port), 10) + "/*"},
 	}
-	if d.OwnALPN && caps.Has(mesh.FilterState) {
-		r.TypedPerFilterConfig = map[string]*anypb.Any{FilterStateFilter: filterOff()}
-	}
+	r.TypedPerFilterConfig = d.filterState(caps, "")
 	return r
 }
 
