@@ -85,7 +85,7 @@ func healthy(t *testing.T, a authority) *Facts {
 	}
 	versions := map[string][]string{}
 	for _, name := range Needed {
-		versions[name] = []string{"v1", "v1beta1", "v1alpha3"}
+		versions[name] = []string{"v1", "v1beta1", "v1alpha3", "v1alpha1"}
 	}
 	replica := func(name string) Replica {
 		return Replica{

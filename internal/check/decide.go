@@ -116,8 +116,8 @@ func account(f *Facts) Finding {
 // Needed are the resources of Istio that the control plane reads.
 var Needed = slices.Sorted(maps.Keys(readable))
 
-// telemetries may be absent: meshes without access logs of their own do without.
-const telemetries = "telemetries.telemetry.istio.io"
+// mayBeAbsent are those that meshes without access logs and extensions of their own do without.
+var mayBeAbsent = []string{"telemetries.telemetry.istio.io", "trafficextensions.extensions.istio.io", "wasmplugins.extensions.istio.io"}
 
 // readable are the versions of each of those that it reads, the preferred one first.
 var readable = map[string][]string{
@@ -130,8 +130,10 @@ var readable = map[string][]string{
 	"requestauthentications.security.istio.io": {"v1", "v1beta1"},
 	"serviceentries.networking.istio.io":       {"v1", "v1beta1", "v1alpha3"},
 	"sidecars.networking.istio.io":             {"v1", "v1beta1", "v1alpha3"},
-	telemetries:                                {"v1", "v1alpha1"},
+	"telemetries.telemetry.istio.io":           {"v1", "v1alpha1"},
+	"trafficextensions.extensions.istio.io":    {"v1alpha1"},
 	"virtualservices.networking.istio.io":      {"v1", "v1beta1", "v1alpha3"},
+	"wasmplugins.extensions.istio.io":          {"v1alpha1"},
 	"workloadentries.networking.istio.io":      {"v1", "v1beta1", "v1alpha3"},
 	"workloadgroups.networking.istio.io":       {"v1", "v1beta1", "v1alpha3"},
 }
@@ -145,8 +147,8 @@ func resources(f *Facts) Finding {
 	for _, name := range Needed {
 		versions := f.Resources.Value[name]
 		switch {
-		case len(versions) == 0 && name == telemetries:
-			optional = 1
+		case len(versions) == 0 && slices.Contains(mayBeAbsent, name):
+			optional++
 		case len(versions) == 0:
 			absent = append(absent, name)
 		case !slices.ContainsFunc(versions, func(v string) bool { return slices.Contains(readable[name], v) }):

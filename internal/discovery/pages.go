@@ -172,6 +172,8 @@ func groupVersion(k object.Kind) (group, version string, ok bool) {
 		return "security.istio.io", "v1", true
 	case object.Telemetry:
 		return "telemetry.istio.io", "v1", true
+	case object.WasmPlugin, object.TrafficExtension:
+		return "extensions.istio.io", "v1alpha1", true
 	case object.Namespace, object.Node, object.Service, object.EndpointSlice, object.Pod, object.ServiceAccount, object.Secret, object.ConfigMap,
 		object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.BackendTLSPolicy:
 		return "", "", false

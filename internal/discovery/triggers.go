@@ -28,7 +28,7 @@ func triggerOf(c object.Change, ofMesh bool) triggerEffect {
 			return triggerEffect{"config", "global"}
 		}
 		return triggerEffect{}
-	case object.Namespace, object.ServiceAccount, object.Secret, object.ProxyConfig, object.WorkloadGroup:
+	case object.Namespace, object.ServiceAccount, object.Secret, object.ProxyConfig, object.WorkloadGroup, object.WasmPlugin, object.TrafficExtension:
 		return triggerEffect{}
 	}
 	panic("discovery: unknown kind of object: " + c.Key.String())

@@ -47,6 +47,9 @@ const (
 	ProxyConfig   Kind = "ProxyConfig"   // *networking/v1beta1.ProxyConfig
 	WorkloadGroup Kind = "WorkloadGroup" // *networking/v1alpha3.WorkloadGroup
 	Telemetry     Kind = "Telemetry"     // *telemetry/v1alpha1.Telemetry
+	WasmPlugin    Kind = "WasmPlugin"    // *extensions/v1alpha1.WasmPlugin
+	// *extensions/v1alpha1.TrafficExtension
+	TrafficExtension Kind = "TrafficExtension"
 
 	// The kinds of Kubernetes' Gateway API; the types are those of sigs.k8s.io/gateway-api/apis/v1. KubernetesGateway is
 	// its kind Gateway, which Istio's has the name of, too.
@@ -66,7 +69,7 @@ func Kinds() []Kind {
 	return []Kind{
 		Namespace, Node, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, ServiceEntry,
 		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, RequestAuthentication, AuthorizationPolicy, Sidecar, EnvoyFilter, Gateway, ProxyConfig,
-		WorkloadGroup, Telemetry,
+		WorkloadGroup, Telemetry, WasmPlugin, TrafficExtension,
 		GatewayClass, KubernetesGateway, ListenerSet, HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, ReferenceGrant, BackendTLSPolicy,
 	}
 }

@@ -227,12 +227,18 @@ func (c *cluster) forget(t *testing.T) {
 		{"security.istio.io", "requestauthentications", "RequestAuthentication", `{"selector": {"matchLabels": {"app": "none"}}}`},
 		{"security.istio.io", "authorizationpolicies", "AuthorizationPolicy", `{"selector": {"matchLabels": {"app": "none"}}, "rules": [{}]}`},
 		{"telemetry.istio.io", "telemetries", "Telemetry", `{"selector": {"matchLabels": {"app": "none"}}}`},
+		{"extensions.istio.io", "wasmplugins", "WasmPlugin", `{"url": "file:///a.wasm"}`},
+		{"extensions.istio.io", "trafficextensions", "TrafficExtension", `{"lua": {"inlineCode": "function envoy_on_request(h) end"}}`},
 	} {
-		of := c.dynamic.Resource(schema.GroupVersionResource{Group: o.group, Version: "v1", Resource: o.resource}).Namespace("default")
+		version := "v1"
+		if o.group == "extensions.istio.io" {
+			version = "v1alpha1"
+		}
+		of := c.dynamic.Resource(schema.GroupVersionResource{Group: o.group, Version: version, Resource: o.resource}).Namespace("default")
 		if err := of.Delete(ctx, "with-status", remove); err != nil && !apierrors.IsNotFound(err) {
 			t.Fatalf("remove a %s: %v", o.kind, err)
 		}
-		text := fmt.Sprintf(`{"apiVersion": "%s/v1", "kind": %q, "metadata": {"name": "with-status"}, "spec": %s}`, o.group, o.kind, o.spec)
+		text := fmt.Sprintf(`{"apiVersion": "%s/%s", "kind": %q, "metadata": {"name": "with-status"}, "spec": %s}`, o.group, version, o.kind, o.spec)
 		if _, err := of.Patch(ctx, "with-status", types.ApplyPatchType, []byte(text), metav1.PatchOptions{FieldManager: "test"}); err != nil {
 			t.Fatalf("make a %s: %v", o.kind, err)
 		}

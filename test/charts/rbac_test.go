@@ -46,6 +46,7 @@ var needs = []need{
 	{why: "the source", start: true, group: "networking.istio.io", resources: []string{"destinationrules", "envoyfilters", "gateways", "proxyconfigs", "serviceentries", "sidecars", "virtualservices", "workloadentries", "workloadgroups"}, verbs: watches},
 	{why: "the source", start: true, group: "security.istio.io", resources: []string{"authorizationpolicies", "peerauthentications", "requestauthentications"}, verbs: watches},
 	{why: "the source", start: true, group: "telemetry.istio.io", resources: []string{"telemetries"}, verbs: watches},
+	{why: "the source", start: true, group: "extensions.istio.io", resources: []string{"trafficextensions", "wasmplugins"}, verbs: watches},
 	{why: "the source", group: "gateway.networking.k8s.io", resources: []string{"backendtlspolicies", "gatewayclasses", "gateways", "grpcroutes", "httproutes", "listenersets", "referencegrants", "tcproutes", "tlsroutes"}, verbs: watches},
 	{why: "the source", start: true, namespace: namespace, resources: []string{"configmaps"}, name: "istio", verbs: watches},
 
@@ -64,6 +65,7 @@ var needs = []need{
 	{why: "statuses", group: "networking.istio.io", resources: statuses("envoyfilters", "gateways", "proxyconfigs", "serviceentries", "sidecars", "virtualservices", "workloadentries", "workloadgroups"), verbs: []string{"patch"}},
 	{why: "statuses", start: true, group: "security.istio.io", resources: statuses("authorizationpolicies", "peerauthentications", "requestauthentications"), verbs: []string{"patch"}},
 	{why: "statuses", start: true, group: "telemetry.istio.io", resources: statuses("telemetries"), verbs: []string{"patch"}},
+	{why: "statuses", start: true, group: "extensions.istio.io", resources: statuses("trafficextensions", "wasmplugins"), verbs: []string{"patch"}},
 	{why: "statuses", group: "gateway.networking.k8s.io", resources: statuses("backendtlspolicies", "gatewayclasses", "gateways", "grpcroutes", "httproutes", "listenersets", "tcproutes", "tlsroutes"), verbs: []string{"patch"}},
 	{why: "Gateways: what runs them", start: true, group: "apps", resources: []string{"deployments"}, verbs: watches},
 	{why: "Gateways: what runs them", group: "apps", resources: []string{"deployments"}, verbs: []string{"create", "get", "patch"}},

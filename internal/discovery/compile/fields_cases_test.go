@@ -3,6 +3,7 @@ package compile_test
 import (
 	"strings"
 
+	extensions "istio.io/api/extensions/v1alpha1"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	networkingv1beta1 "istio.io/api/networking/v1beta1"
@@ -359,6 +360,8 @@ spec: {mtls: {mode: STRICT}}
 	}},
 	{name: "ProxyConfig", kind: object.ProxyConfig, empty: &networkingv1beta1.ProxyConfig{}, bases: []string{`{concurrency: 1}`}},
 	{name: "WorkloadGroup", kind: object.WorkloadGroup, empty: &networking.WorkloadGroup{}, bases: []string{`{template: {}}`}},
+	{name: "WasmPlugin", kind: object.WasmPlugin, empty: &extensions.WasmPlugin{}, bases: []string{`{url: "file:///a.wasm"}`}},
+	{name: "TrafficExtension", kind: object.TrafficExtension, empty: &extensions.TrafficExtension{}, bases: []string{`{lua: {inlineCode: "x"}}`}},
 	{name: "MeshConfig", kind: object.ConfigMap, empty: &meshv1.MeshConfig{}, around: fieldGateway + `---
 apiVersion: networking.istio.io/v1
 kind: Gateway

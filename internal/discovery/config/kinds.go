@@ -1,6 +1,7 @@
 package config
 
 import (
+	extensions "istio.io/api/extensions/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
 	telemetry "istio.io/api/telemetry/v1alpha1"
@@ -43,6 +44,12 @@ var kinds = map[object.Kind]func(*check, object.Object){
 	object.ProxyConfig: func(c *check, o object.Object) { specRules(c, o, c.proxyConfig) },
 	object.Telemetry: func(c *check, o object.Object) {
 		specRules(c, o, func(s *telemetry.Telemetry) { c.telemetry(o.Namespace, s) })
+	},
+	object.WasmPlugin: func(c *check, o object.Object) {
+		specRules(c, o, func(s *extensions.WasmPlugin) { c.extension(s.GetPhase()) })
+	},
+	object.TrafficExtension: func(c *check, o object.Object) {
+		specRules(c, o, func(s *extensions.TrafficExtension) { c.extension(s.GetPhase()) })
 	},
 	object.WorkloadGroup: func(c *check, o object.Object) { specRules(c, o, c.workloadGroup) },
 

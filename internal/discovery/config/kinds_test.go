@@ -24,10 +24,10 @@ func TestUnknownKindsAndSpecsAreRejected(t *testing.T) {
 		t.Errorf("a spec of another type: %v", v)
 	}
 	defer func() {
-		if got, _ := recover().(string); !strings.Contains(got, "unknown kind of object: WasmPlugin a/b") {
+		if got, _ := recover().(string); !strings.Contains(got, "unknown kind of object: Teapot a/b") {
 			t.Errorf("panic %q", got)
 		}
 	}()
-	key.Kind = "WasmPlugin"
+	key.Kind = "Teapot"
 	Validate(object.Object{Key: key})
 }

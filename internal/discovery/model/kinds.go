@@ -120,6 +120,9 @@ var kinds = map[object.Kind]kindRow{
 	object.ServiceAccount: notStored,
 	object.Secret:         notStored,
 	object.ProxyConfig:    notStored, // the injector reads it
+
+	object.WasmPlugin:       notStored,
+	object.TrafficExtension: notStored,
 }
 
 func init() {

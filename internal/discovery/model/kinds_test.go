@@ -23,7 +23,7 @@ func TestEveryKindHasARow(t *testing.T) {
 func TestAnObjectThatCannotBeStoredPanics(t *testing.T) {
 	m := New(incr.New(), "cluster.local")
 	for want, o := range map[string]object.Object{
-		"unknown kind of object: WasmPlugin a/b":     {Key: object.Key{Kind: "WasmPlugin", Namespace: "a", Name: "b"}},
+		"unknown kind of object: Teapot a/b":         {Key: object.Key{Kind: "Teapot", Namespace: "a", Name: "b"}},
 		"Sidecar a/b has a spec of type <nil>, want": {Key: object.Key{Kind: object.Sidecar, Namespace: "a", Name: "b"}},
 	} {
 		func() {

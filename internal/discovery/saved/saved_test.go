@@ -122,6 +122,10 @@ const istio = `
 {apiVersion: gateway.networking.k8s.io/v1, kind: ReferenceGrant, metadata: {name: n}, spec: {from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: a}], to: [{group: "", kind: Service}]}}
 ---
 {apiVersion: gateway.networking.k8s.io/v1, kind: BackendTLSPolicy, metadata: {name: n}, spec: {targetRefs: [{group: "", kind: Service, name: a}], validation: {hostname: a.example.com, wellKnownCACertificates: System}}}
+---
+{apiVersion: extensions.istio.io/v1alpha1, kind: WasmPlugin, metadata: {name: n}, spec: {selector: {matchLabels: {a: b}}, url: "https://a.example.com/a.wasm", sha256: aa, phase: AUTHZ, priority: 0, pluginConfig: {c: 1}, vmConfig: {env: [{name: A, valueFrom: HOST}]}, match: [{mode: SERVER, ports: [{number: 80}]}]}}
+---
+{apiVersion: extensions.istio.io/v1alpha1, kind: TrafficExtension, metadata: {name: n}, spec: {phase: STATS, lua: {inlineCode: "function envoy_on_request(h) end"}}}
 `
 
 // fill sets every field of v, recursively.
@@ -227,7 +231,7 @@ func TestKeySetsAreSaved(t *testing.T) {
 // A file of version 1 must be decoded and be equal to what is encoded now: a change of the format
 // needs another version.
 func TestFormatOfVersion1(t *testing.T) {
-	const file = "testdata/version1-listener-set.saved"
+	const file = "testdata/version1-extensions.saved"
 	want, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

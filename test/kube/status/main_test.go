@@ -78,6 +78,7 @@ rules:
 - {apiGroups: [networking.istio.io], resources: [destinationrules, envoyfilters, gateways, proxyconfigs, serviceentries, sidecars, virtualservices, workloadentries, workloadgroups], verbs: [list, watch]}
 - {apiGroups: [security.istio.io], resources: [authorizationpolicies, peerauthentications, requestauthentications], verbs: [list, watch]}
 - {apiGroups: [telemetry.istio.io], resources: [telemetries], verbs: [list, watch]}
+- {apiGroups: [extensions.istio.io], resources: [trafficextensions, wasmplugins], verbs: [list, watch]}
 - {apiGroups: [gateway.networking.k8s.io], resources: [backendtlspolicies, gatewayclasses, gateways, grpcroutes, httproutes, listenersets, referencegrants, tcproutes, tlsroutes], verbs: [list, watch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
@@ -283,7 +284,12 @@ func (e *environment) untilKind(resource, name, text string) status {
 
 func (e *environment) await(resource, name string, holds func(string) bool, want string) status {
 	e.t.Helper()
-	of := e.of(resource)
+	return e.awaitOf(e.of(resource), name, holds, want)
+}
+
+// awaitOf waits until the conditions of one of some objects have a text.
+func (e *environment) awaitOf(of dynamic.ResourceInterface, name string, holds func(string) bool, want string) status {
+	e.t.Helper()
 	var s status
 	wait.NoError(e.t, "the status of "+name+" is "+want, func() error {
 		o, err := of.Get(e.t.Context(), name, metav1.GetOptions{})

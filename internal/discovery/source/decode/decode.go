@@ -184,10 +184,6 @@ func (d *decoder) notRead(t *yamltree.Tree, version string, kind object.Kind) {
 		}
 		return
 	}
-	if field := restricts(t, groupIn(version), kind); field != "" {
-		p.Severity, p.Field = object.Error, field
-		p.Text = "objects of this kind are not supported: it is NOT enforced, and what it forbids is allowed; use an AuthorizationPolicy or a RequestAuthentication, or remove it"
-	}
 	p.Origin, p.Key = at, KeyOf(meant, namespace, name)
 	d.Problems = append(d.Problems, p)
 }

@@ -119,6 +119,8 @@ func TestIstioKinds(t *testing.T) {
 				group = "security.istio.io/v1beta1"
 			case object.Telemetry:
 				group = "telemetry.istio.io/v1alpha1"
+			case object.WasmPlugin, object.TrafficExtension:
+				group = "extensions.istio.io/v1alpha1"
 			case object.ProxyConfig:
 				group = "networking.istio.io/v1beta1"
 			case object.EnvoyFilter:

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/proto"
+	extensions "istio.io/api/extensions/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	networkingv1beta1 "istio.io/api/networking/v1beta1"
 	security "istio.io/api/security/v1beta1"
@@ -35,6 +36,7 @@ const (
 var groupVersions = map[string][]string{
 	coreGroup:       {"v1"},
 	discoveryGroup:  {discoveryGroup + "/v1"},
+	extensionsGroup: {extensionsGroup + "/v1alpha1"},
 	gatewayGroup:    {gatewayGroup + "/v1", gatewayGroup + "/v1beta1"},
 	networkingGroup: {networkingGroup + "/v1", networkingGroup + "/v1beta1", networkingGroup + "/v1alpha3"},
 	securityGroup:   {securityGroup + "/v1", securityGroup + "/v1beta1"},
@@ -52,6 +54,8 @@ type kindRow struct {
 	// enforces is set if objects of the kind deny requests, so that ignoring one would allow what it
 	// denies.
 	enforces bool
+	// refusable is set if a control plane that must not read the kind serves all the same.
+	refusable bool
 	// defined is set for kinds of a CustomResourceDefinition that are Go structs, as Kubernetes' own kinds are.
 	defined bool
 	// newSpec returns an empty message of an Istio kind; nil for Kubernetes' own kinds.
@@ -104,6 +108,11 @@ var kinds = map[object.Kind]kindRow{
 	}},
 
 	object.Telemetry: {group: telemetryGroup, resource: "telemetries", newSpec: func() proto.Message { return &telemetry.Telemetry{} }},
+
+	object.WasmPlugin: {group: extensionsGroup, resource: "wasmplugins", refusable: true, newSpec: func() proto.Message { return &extensions.WasmPlugin{} }},
+	object.TrafficExtension: {group: extensionsGroup, resource: "trafficextensions", refusable: true, newSpec: func() proto.Message {
+		return &extensions.TrafficExtension{}
+	}},
 
 	object.GatewayClass:      inNoNamespace(gatewayAPI(object.GatewayClass, "gatewayclasses", func(x *gatewayv1.GatewayClass) any { return &x.Spec })),
 	object.KubernetesGateway: gatewayAPI(object.KubernetesGateway, "gateways", func(x *gatewayv1.Gateway) any { return &x.Spec }),

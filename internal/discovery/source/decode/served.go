@@ -19,6 +19,9 @@ type Resource struct {
 	Namespaced bool
 	// Enforces is set if objects of the kind deny requests, so that not reading one may allow what it denies.
 	Enforces bool
+	// Refusable is set if a control plane that must not read the kind serves all the same, and says so: the roles that users wrote for
+	// an earlier version do not have it, and with them an upgrade would serve nothing.
+	Refusable bool
 }
 
 // ResourceOf returns where an API server serves the objects of a kind. It panics for an unknown kind.
@@ -27,7 +30,7 @@ func ResourceOf(kind object.Kind) Resource {
 	if !ok {
 		panic("decode: unknown kind " + string(kind))
 	}
-	r := Resource{Group: row.group, Name: row.resource, Namespaced: !row.cluster, Enforces: row.enforces}
+	r := Resource{Group: row.group, Name: row.resource, Namespaced: !row.cluster, Enforces: row.enforces, Refusable: row.refusable}
 	for _, v := range row.apiVersions() {
 		if row.group != "" {
 			v = v[len(row.group)+1:]

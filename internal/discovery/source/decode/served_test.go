@@ -56,6 +56,8 @@ func TestResources(t *testing.T) {
 		object.AuthorizationPolicy:   {Group: "security.istio.io", Versions: []string{"v1", "v1beta1"}, Name: "authorizationpolicies", Namespaced: true, Enforces: true},
 		object.RequestAuthentication: {Group: "security.istio.io", Versions: []string{"v1", "v1beta1"}, Name: "requestauthentications", Namespaced: true, Enforces: true},
 		object.PeerAuthentication:    {Group: "security.istio.io", Versions: []string{"v1", "v1beta1"}, Name: "peerauthentications", Namespaced: true, Enforces: true},
+		object.WasmPlugin:            {Group: "extensions.istio.io", Versions: []string{"v1alpha1"}, Name: "wasmplugins", Namespaced: true, Refusable: true},
+		object.TrafficExtension:      {Group: "extensions.istio.io", Versions: []string{"v1alpha1"}, Name: "trafficextensions", Namespaced: true, Refusable: true},
 	} {
 		if got := decode.ResourceOf(kind); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, want %+v", kind, got, want)

@@ -18,7 +18,7 @@ var unreadKinds = map[string]map[object.Kind]unreadKind{
 	networkingGroup:    {},
 	securityGroup:      {},
 	telemetryGroup:     {},
-	extensionsGroup:    {"WasmPlugin": noEffect, "TrafficExtension": noEffect},
+	extensionsGroup:    {},
 	"install.istio.io": {"IstioOperator": noEffect},
 	gatewayGroup: {
 		"UDPRoute": noEffect,
@@ -61,19 +61,6 @@ func meantForMesh(t *yamltree.Tree, group string, kind object.Kind) (field, text
 		}
 	}
 	return "", ""
-}
-
-// restricts returns the field by which an object of a kind that is not read would have denied requests; "" if there is none.
-// The module of a WasmPlugin in these phases authenticates or authorizes, so that without it what it forbids is allowed.
-// [control-plane 1.11.5]
-func restricts(t *yamltree.Tree, group string, kind object.Kind) string {
-	if group != extensionsGroup || kind != "WasmPlugin" && kind != "TrafficExtension" {
-		return ""
-	}
-	if phase := t.Get("spec").Get("phase").Str(); phase == "AUTHN" || phase == "AUTHZ" {
-		return "spec.phase"
-	}
-	return ""
 }
 
 // groupKind is a kind and its API group.

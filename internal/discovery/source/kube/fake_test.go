@@ -52,7 +52,7 @@ type change struct {
 const definitionsResource = "apiextensions.k8s.io/customresourcedefinitions"
 
 func newFake(t *testing.T) *fake {
-	f := &fake{objects: map[string]map[string]stored{}, more: make(chan struct{}), cutAt: make(chan struct{}), requests: map[string]int{}, version: 100, versions: map[string][]string{}}
+	f := &fake{objects: map[string]map[string]stored{}, more: make(chan struct{}), cutAt: make(chan struct{}), requests: map[string]int{}, version: 100, versions: map[string][]string{"extensions.istio.io": {"v1alpha1"}}}
 	f.Server = httptest.NewServer(f)
 	t.Cleanup(func() {
 		f.Cut()

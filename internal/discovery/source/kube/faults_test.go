@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	extensions "istio.io/api/extensions/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
@@ -325,6 +326,46 @@ func TestNoSyncWithoutEveryKind(t *testing.T) {
 	mu.Unlock()
 	r.until("the sync", func() bool { return r.synced && r.port("s0") == 80 })
 	r.until("the end of the problem", r.says(""))
+}
+
+// A role of an earlier version has no permission for the kinds that were added since: what it allows is served, and the rest is told.
+func TestNoPermissionForTheExtensions(t *testing.T) {
+	f := newFake(t)
+	f.put(t, service("s0", 80))
+	f.put(t, "apiVersion: extensions.istio.io/v1alpha1\nkind: WasmPlugin\nmetadata: {name: w, namespace: shop}\nspec: {url: 'file:///a.wasm'}\n")
+	f.refuseWith(func(r *http.Request) int {
+		if strings.HasPrefix(r.URL.Path, "/apis/extensions.istio.io/v1alpha1/") {
+			return http.StatusForbidden
+		}
+		return 0
+	})
+	o := options(f)
+	old := object.Object{Key: key(object.WasmPlugin, "old"), Spec: &extensions.WasmPlugin{}, Saved: time.Unix(1, 0)}
+	o.Remembered = []object.Object{old}
+	r := start(t, o)
+	r.until("the sync", func() bool { return r.synced && r.port("s0") == 80 && r.has(old.Key)() })
+	r.until("a problem of each kind", func() bool {
+		return len(r.problems) == 2 &&
+			strings.Contains(r.problems[0].Error(), "WasmPlugin objects cannot be read: /apis/extensions.istio.io/v1alpha1/wasmplugins is refused; those of the cluster have no effect, and what was read before stays in force") &&
+			strings.Contains(r.problems[1].Error(), "TrafficExtension objects cannot be read: /apis/extensions.istio.io/v1alpha1/trafficextensions is refused; those of the cluster have no effect")
+	})
+	f.refuseWith(nil)
+	r.until("the objects", func() bool { return r.has(key(object.WasmPlugin, "w"))() && !r.has(old.Key)() })
+	r.until("the end of the problems", r.says(""))
+
+	// Taken away again, what was read stays in force.
+	f.refuseWith(func(r *http.Request) int {
+		if strings.HasSuffix(r.URL.Path, "/wasmplugins") {
+			return http.StatusForbidden
+		}
+		return 0
+	})
+	f.forget()
+	f.Cut()
+	r.until("a problem again", r.says("WasmPlugin objects cannot be read: /apis/extensions.istio.io/v1alpha1/wasmplugins is refused; the objects last read stay in force"))
+	if !r.has(key(object.WasmPlugin, "w"))() {
+		t.Error("the object is gone")
+	}
 }
 
 // A kind whose definition is installed later is read; if it is removed, so are its objects.

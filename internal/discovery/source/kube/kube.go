@@ -273,6 +273,7 @@ func (s *Source) read(ctx context.Context, kind object.Kind, version string, mis
 			}
 			s.send(ctx, func(m *merger, _ time.Time) {
 				m.replace(kind, entries)
+				m.state(kind).unreadable = false
 				m.reading(&m.state(kind).health)
 			})
 		},
@@ -304,6 +305,8 @@ func (s *Source) seen(ctx context.Context, kind object.Kind, c contact, missing 
 	s.send(ctx, func(m *merger, now time.Time) {
 		state := m.state(kind)
 		switch {
+		case counts && f.lasting && decode.ResourceOf(kind).Refusable:
+			m.unreadable(kind, false, f.text, now)
 		case counts && !f.missing:
 			m.fail(&state.health, f.fault, now)
 		case c.watch && state.whole:

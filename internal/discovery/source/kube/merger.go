@@ -52,7 +52,7 @@ type held struct {
 type kindState struct {
 	served bool // it is to be read
 	whole  bool // a whole list of it has been read
-	// unreadable is set while no version that is read is served; without is set if it is not waited for then.
+	// unreadable is set while no version that is read is served, or the permission for it is missing; without is set if it is not waited for then.
 	unreadable, without bool
 	health
 }
@@ -104,7 +104,7 @@ func (m *merger) serve(k object.Kind, now time.Time) {
 	s.unreadable = false
 }
 
-// unreadable says that a kind is defined, and why it cannot be read. Objects that have been read stay in force. Without any,
+// unreadable says that a kind is defined, and why it cannot be read: no version that can, or no permission. Objects that have been read stay in force. Without any,
 // nothing is served before a kind that enforces something can be read, while others are not waited for.
 func (m *merger) unreadable(k object.Kind, enforces bool, text string, now time.Time) {
 	s := m.state(k)
