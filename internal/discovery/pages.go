@@ -175,7 +175,7 @@ func groupVersion(k object.Kind) (group, version string, ok bool) {
 	case object.WasmPlugin, object.TrafficExtension:
 		return "extensions.istio.io", "v1alpha1", true
 	case object.Namespace, object.Node, object.Service, object.EndpointSlice, object.Pod, object.ServiceAccount, object.Secret, object.ConfigMap,
-		object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.BackendTLSPolicy:
+		object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.BackendTLSPolicy, object.IngressClass, object.Ingress:
 		return "", "", false
 	}
 	panic("discovery: unknown kind of object: " + string(k))

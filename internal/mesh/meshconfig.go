@@ -25,6 +25,9 @@ func DefaultMeshConfig() *meshv1.MeshConfig {
 		DefaultVirtualServiceExportTo:  []string{"*"},
 		DefaultDestinationRuleExportTo: []string{"*"},
 		EnableTracing:                  true,
+		IngressControllerMode:          meshv1.MeshConfig_STRICT,
+		IngressClass:                   "istio",
+		IngressService:                 ingressService,
 		DefaultConfig:                  DefaultProxyConfig(),
 	}
 }

@@ -9,7 +9,7 @@ import (
 // shortNames are kubectl's short names of kinds.
 var shortNames = map[string]Kind{
 	"ns": Namespace, "svc": Service, "po": Pod, "sa": ServiceAccount, "cm": ConfigMap, "se": ServiceEntry, "we": WorkloadEntry, "wg": WorkloadGroup,
-	"vs": VirtualService, "dr": DestinationRule, "pa": PeerAuthentication, "ra": RequestAuthentication, "ap": AuthorizationPolicy, "gw": Gateway, "gc": GatewayClass, "lset": ListenerSet, "refgrant": ReferenceGrant, "btlspolicy": BackendTLSPolicy,
+	"vs": VirtualService, "dr": DestinationRule, "pa": PeerAuthentication, "ra": RequestAuthentication, "ap": AuthorizationPolicy, "gw": Gateway, "gc": GatewayClass, "lset": ListenerSet, "refgrant": ReferenceGrant, "btlspolicy": BackendTLSPolicy, "ing": Ingress,
 	"telemetry": Telemetry,
 }
 

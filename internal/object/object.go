@@ -62,6 +62,9 @@ const (
 	TCPRoute          Kind = "TCPRoute"          // *TCPRouteSpec
 	ReferenceGrant    Kind = "ReferenceGrant"    // *ReferenceGrantSpec
 	BackendTLSPolicy  Kind = "BackendTLSPolicy"  // *BackendTLSPolicySpec
+
+	IngressClass Kind = "IngressClass" // *IngressClassSpec
+	Ingress      Kind = "Ingress"      // *IngressSpec
 )
 
 // Kinds returns all kinds, in the order in which listings show them.
@@ -71,10 +74,11 @@ func Kinds() []Kind {
 		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, RequestAuthentication, AuthorizationPolicy, Sidecar, EnvoyFilter, Gateway, ProxyConfig,
 		WorkloadGroup, Telemetry, WasmPlugin, TrafficExtension,
 		GatewayClass, KubernetesGateway, ListenerSet, HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, ReferenceGrant, BackendTLSPolicy,
+		IngressClass, Ingress,
 	}
 }
 
-// Key identifies one object. Namespace is empty for the kinds Namespace, Node and GatewayClass.
+// Key identifies one object. Namespace is empty for the kinds Namespace, Node, GatewayClass and IngressClass.
 type Key struct {
 	Kind            Kind
 	Namespace, Name string

@@ -72,6 +72,7 @@ type index struct {
 	users      map[string][]user
 	takers     map[uint32][]taker
 	namespaces map[string]bool
+	ingresses  ingresses
 
 	// now is the object that is checked.
 	now *object.Object
@@ -81,7 +82,9 @@ type index struct {
 type service struct {
 	namespace string
 	ports     []uint32
-	selector  map[string]string
+	// names are those of the ports of a Service.
+	names    []string
+	selector map[string]string
 	// inline are the labels of endpoints that are written in a ServiceEntry.
 	inline []map[string]string
 	// other is set if endpoints come from elsewhere, so that their labels are not known.
@@ -106,10 +109,13 @@ func newIndex(objects []*object.Object, o Options) *index {
 		o: o, services: map[string]*service{}, subsets: map[string]map[string]bool{}, gateways: map[string]*networking.Gateway{}, virtuals: map[string]*networking.VirtualService{}, kubernetes: map[string]bool{},
 		workloads: map[string][]workload{}, accounts: map[string]bool{}, namespaces: map[string]bool{},
 		users: map[string][]user{}, takers: map[uint32][]taker{},
+		ingresses: ingresses{classes: map[string]string{}, secrets: map[string]bool{}, first: map[string]*object.Object{}},
 	}
 	for _, obj := range objects {
 		a.add(obj)
+		a.addIngress(obj)
 	}
+	a.sortIngresses()
 	return a
 }
 
@@ -130,7 +136,7 @@ func (a *index) add(obj *object.Object) {
 			a.users[obj.Namespace] = append(a.users[obj.Namespace], user{obj.Key, spec.Selector})
 		}
 		for _, p := range spec.Ports {
-			s.ports = append(s.ports, p.Port)
+			s.ports, s.names = append(s.ports, p.Port), append(s.names, p.Name)
 		}
 	case *networking.ServiceEntry:
 		a.addEntry(obj, spec)

@@ -50,6 +50,12 @@ func (a *index) check(obj *object.Object) {
 		if a.o.Mesh != nil && obj.Key == a.o.MeshObject {
 			a.defaultProviders()
 		}
+	case *object.IngressSpec:
+		a.ingress(obj, spec)
+	case *object.IngressClassSpec:
+		if spec.Controller == mesh.IngressController && spec.Parameters != "" {
+			a.warn("spec.parameters", "not applied: there are none")
+		}
 	case *object.ServiceSpec:
 		if a.o.Workloads && len(spec.Selector) > 0 && !a.selected(obj.Namespace, spec.Selector) {
 			a.warn("spec.selector", "no Pod has the labels %s: the Service has no endpoints", labelText(spec.Selector))

@@ -110,7 +110,7 @@ var fieldNodes = []struct{ id, locality string }{
 const fieldGateway = `---
 apiVersion: v1
 kind: Pod
-metadata: {name: gw-1, namespace: shop, labels: {gateway.networking.k8s.io/gateway-name: gw}}
+metadata: {name: gw-1, namespace: shop, labels: {gateway.networking.k8s.io/gateway-name: gw, istio: ingressgateway}}
 status: {phase: Running, podIP: 10.1.0.7}
 ---
 apiVersion: networking.istio.io/v1
@@ -367,6 +367,16 @@ apiVersion: networking.istio.io/v1
 kind: Gateway
 metadata: {name: router, namespace: shop}
 spec: {selector: {gateway.networking.k8s.io/gateway-name: gw}, servers: [{port: {number: 8080, protocol: HTTP, name: http}, hosts: ["*"]}]}
+---
+apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata: {name: annotated, namespace: shop, annotations: {kubernetes.io/ingress.class: istio}}
+spec: {defaultBackend: {service: {name: a, port: {number: 80}}}}
+---
+apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata: {name: plain, namespace: shop}
+spec: {rules: [{host: a.example.com, http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: b, port: {number: 80}}}}]}}]}
 ---
 apiVersion: networking.istio.io/v1
 kind: DestinationRule

@@ -45,6 +45,8 @@ type gatewayHost struct {
 	bound []boundRule
 	// attached are the keys of the routes of the Gateway API for the host, oldest first.
 	attached []string
+	// ingress is what is served of Ingresses.
+	ingress model.IngressHost
 }
 
 // boundRule is a VirtualService and the Gateways of a route configuration that it is bound to.
@@ -136,6 +138,12 @@ func (c *Compiler) gatewayRoute(r *incr.Reader, s mesh.ScopeID, name string, p m
 			hosts[h] = map[string]*found{}
 		}
 	}
+	ingresses := c.model.IngressHosts(servers)
+	for h := range ingresses {
+		if hosts[h] == nil {
+			hosts[h] = map[string]*found{}
+		}
+	}
 	for _, h := range sortedKeys(hosts) {
 		all := make([]*found, 0, len(hosts[h]))
 		for _, f := range hosts[h] {
@@ -147,7 +155,7 @@ func (c *Compiler) gatewayRoute(r *incr.Reader, s mesh.ScopeID, name string, p m
 			}
 			return 1
 		})
-		one := gatewayHost{host: h, toHTTPS: toHTTPS[h], attached: attached[h]}
+		one := gatewayHost{host: h, toHTTPS: toHTTPS[h], attached: attached[h], ingress: ingresses[h]}
 		for _, f := range all {
 			one.bound = append(one.bound, boundRule{f.Key(), f.gateways})
 		}
@@ -206,6 +214,11 @@ func (c *Compiler) gatewayHost(r *incr.Reader, k scopeNameHost) hostRoutes {
 			}
 		}
 	}
+	ingress := c.ingressRoutes(r, k.scope, h)
+	if i := slices.IndexFunc(ingress, route.MatchesAll); i >= 0 {
+		ingress, last = ingress[:i], append(last, ingress[i]) // none behind it is reached
+	}
+	routes = append(routes, ingress...)
 	routes = slices.Concat(routes, c.attachedRoutes(r, k.scope, h), last)
 	if len(routes) == 0 && !h.toHTTPS {
 		return hostRoutes{}

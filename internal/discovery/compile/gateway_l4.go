@@ -52,6 +52,11 @@ func (c *Compiler) gatewayPlan(r *incr.Reader, k scopeName) listener.Gateway {
 	case mesh.NotServed, mesh.ServesPassthrough, mesh.NumServerKinds: // passthroughListener serves the second
 	}
 	plan.Chains = chainsByAddress(g.all)
+	for i := range plan.Chains {
+		if chain := &plan.Chains[i]; chain.Routes == "" {
+			chain.TCP = c.named(r, k.scope, chain.TCP, chain.ServerNames)
+		}
+	}
 	return plan
 }
 
@@ -153,9 +158,6 @@ func (g *chainSet) add(chain listener.GatewayChain) {
 		if n != "*" {
 			chain.ServerNames = append(chain.ServerNames, n)
 		}
-	}
-	if chain.Routes == "" {
-		chain.TCP = g.c.named(g.r, g.scope, chain.TCP, chain.ServerNames)
 	}
 	if unused {
 		g.chains = append(g.chains, chain)

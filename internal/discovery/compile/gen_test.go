@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/pki"
 )
@@ -80,13 +81,14 @@ func (d *dice) exportTo() []string {
 func (d *dice) change() object.Change {
 	kind := pick(d, object.Service, object.Pod, object.Pod, object.EndpointSlice, object.ServiceEntry, object.WorkloadEntry,
 		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.AuthorizationPolicy, object.RequestAuthentication, object.Sidecar, object.EnvoyFilter, object.EnvoyFilter, object.Telemetry, object.Telemetry, object.Namespace, object.Node, object.Gateway,
-		object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.GatewayClass, object.BackendTLSPolicy, object.ConfigMap)
+		object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.GatewayClass, object.BackendTLSPolicy, object.ConfigMap,
+		object.Ingress, object.Ingress, object.IngressClass)
 	key := object.Key{Kind: kind, Namespace: pick(d, spaces...), Name: pick(d, names...)}
 	switch kind {
 	case object.Namespace, object.Node:
 		key.Name, key.Namespace = pick(d, spaces...), ""
 		key.Cluster = pick(d, clusters...)
-	case object.GatewayClass:
+	case object.GatewayClass, object.IngressClass:
 		key.Name, key.Namespace = "istio", ""
 	case object.Service, object.Pod, object.EndpointSlice:
 		key.Cluster = pick(d, clusters...)
@@ -145,6 +147,13 @@ func (d *dice) change() object.Change {
 		o.Spec = d.sidecar()
 	case object.EnvoyFilter:
 		o.Spec = d.envoyFilter()
+	case object.IngressClass:
+		o.Spec = &object.IngressClassSpec{Controller: pick(d, mesh.IngressController, mesh.IngressController, "example.com/other")}
+	case object.Ingress:
+		o.Spec = d.ingress()
+		if d.oneIn(3) {
+			o.Meta.Annotations = map[string]string{object.IngressClassAnnotation: pick(d, "istio", "istio", "other", "")}
+		}
 	case object.ConfigMap:
 		o.Spec = &object.ConfigMapSpec{Data: map[string]string{pick(d, "ca.crt", "ca.crt", "other"): pick(d, otherRoot, otherRoot, "")}}
 	case object.Gateway:

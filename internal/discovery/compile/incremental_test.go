@@ -39,7 +39,7 @@ func newHistory(t testing.TB) *history {
 		inCluster(proxy(t, "sidecar~10.9.0.2~p5.x~x.svc.cluster.local", "app=a"), "two", ""),
 		inCluster(proxy(t, "sidecar~10.9.0.1~p6.y~y.svc.cluster.local", ""), "", "net-1"),
 		withSelfDiscovery(proxy(t, "sidecar~10.9.0.2~p9.x~x.svc.cluster.local", "")),
-		proxy(t, "router~10.9.0.4~gw.istio-system~istio-system.svc.cluster.local", "app=c"),
+		proxy(t, "router~10.9.0.4~gw.istio-system~istio-system.svc.cluster.local", "app=c,istio=ingressgateway"),
 		proxylessClient(proxy(t, "sidecar~10.9.0.5~p7.x~x.svc.cluster.local", "app=a")),
 		proxylessClient(proxy(t, "sidecar~10.9.0.6~p8.y~y.svc.cluster.local", "app=b,security.istio.io/tlsMode=istio")),
 	}}

@@ -63,6 +63,9 @@ var kinds = map[object.Kind]func(*check, object.Object){
 	object.ReferenceGrant:    func(c *check, o object.Object) { specRules(c, o, c.referenceGrant) },
 	object.BackendTLSPolicy:  func(c *check, o object.Object) { specRules(c, o, c.backendTLSPolicy) },
 
+	object.IngressClass: noRules,
+	object.Ingress:      func(c *check, o object.Object) { specRules(c, o, c.ingress) },
+
 	object.Namespace:      noRules,
 	object.Node:           noRules,
 	object.ServiceAccount: noRules,

@@ -22,10 +22,6 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.networking.v1alpha3.OutlierDetection.consecutive_errors":                                              {text: "nothing is counted; use consecutive5xxErrors or consecutiveGatewayErrors"},
 	"istio.mesh.v1alpha1.MeshConfig.proxy_http_port":                                                             {text: "no HTTP proxy port is opened"},
 	"istio.mesh.v1alpha1.MeshConfig.hbone_idle_timeout":                                                          {text: "HBONE is not supported"},
-	"istio.mesh.v1alpha1.MeshConfig.ingress_class":                                                               {text: noIngress},
-	"istio.mesh.v1alpha1.MeshConfig.ingress_service":                                                             {text: noIngress},
-	"istio.mesh.v1alpha1.MeshConfig.ingress_controller_mode":                                                     {text: noIngress},
-	"istio.mesh.v1alpha1.MeshConfig.ingress_selector":                                                            {text: noIngress},
 	"istio.mesh.v1alpha1.MeshConfig.enable_envoy_access_log_service":                                             {text: "access logs go to accessLogFile only"},
 	"istio.mesh.v1alpha1.ConfigSource.tls_settings":                                                              {text: "it is for sources of xDS, which are not read"},
 	"istio.mesh.v1alpha1.ConfigSource.subscribed_resources":                                                      {text: "all of Istio's kinds are read from a directory"},
@@ -53,7 +49,6 @@ var consequences = map[protoreflect.FullName]consequence{
 }
 
 const (
-	noIngress  = "Ingress objects are not served"
 	noTracer   = "the provider is not used: no spans are sent to it"
 	noMessages = "proxies do not count the messages of gRPC"
 	// agentsOnly is the consequence for all fields of ProxyConfig.

@@ -40,7 +40,7 @@ func (c *check) sidecar(s *networking.Sidecar) {
 	first := map[uint32]int{}
 	for i, in := range s.Ingress {
 		at := item("spec.ingress", i)
-		c.ingress(at, in)
+		c.listenerIn(at, in)
 		if j, twice := first[in.GetPort().GetNumber()]; twice {
 			c.fail(at+".port.number", "port %d is that of %s, too; remove one of the two", in.GetPort().GetNumber(), item("spec.ingress", j))
 		} else {
@@ -84,8 +84,8 @@ func (c *check) egressAddress(at string, e *networking.IstioEgressListener) {
 	}
 }
 
-// ingress checks one listener for inbound connections. [control-plane 1.9.23]
-func (c *check) ingress(at string, in *networking.IstioIngressListener) {
+// listenerIn checks one listener for inbound connections. [control-plane 1.9.23]
+func (c *check) listenerIn(at string, in *networking.IstioIngressListener) {
 	c.port(at+".port.number", in.GetPort().GetNumber(), false)
 	c.protocol(at+".port.protocol", in.GetPort().GetProtocol())
 	protocol := mesh.ParseProtocol(in.GetPort().GetProtocol())

@@ -29,6 +29,8 @@ type Server struct {
 	hosts []egressHost
 	// listener is set for one of a Gateway of the Gateway API.
 	listener *gatewayListener
+	// ingress is set for one of an Ingress.
+	ingress *IngressRow
 }
 
 // Key returns "namespace/name" of the server's Gateway.
@@ -110,6 +112,9 @@ func (m *Model) gatewaysFor(r *incr.Reader, k ProxyKey, labels map[string]string
 		}
 	}
 	out = append(out, m.kubernetesGatewaysFor(r, k, labels, services)...)
+	if m.servesIngresses(r, labels) {
+		out = append(out, ingressField)
+	}
 	if len(out) == 0 {
 		return ""
 	}
@@ -132,6 +137,8 @@ func (m *Model) router(r *incr.Reader, s mesh.ScopeID) (out Router) {
 			n, _ := strconv.ParseUint(number, 10, 16)
 			t, _ := strconv.ParseUint(target, 10, 16)
 			targets[uint32(n)] = append(targets[uint32(n)], uint32(t))
+		} else if field == ingressField {
+			gateways = append(gateways, m.ingressGateways(r)...)
 		} else if key, ok := strings.CutPrefix(field, kubernetesPrefix); ok {
 			if g, ok := incr.Get(r, m.tables.kubernetes, key); ok {
 				gateways = append(gateways, routerGateway{g.Row, m.serversOf(r, g)})
@@ -170,7 +177,7 @@ func (m *Model) router(r *incr.Reader, s mesh.ScopeID) (out Router) {
 	return out
 }
 
-// routerGateway is a Gateway of either API.
+// routerGateway is a Gateway of either API, or an Ingress.
 type routerGateway struct {
 	Row
 	servers []Server

@@ -117,6 +117,11 @@ var kinds = map[object.Kind]kindRow{
 	}, func(m *Model, k object.Key) { m.tables.grants.Delete(rowKey(k)) }),
 	object.BackendTLSPolicy: stored(putBackendTLS, func(m *Model, k object.Key) { m.tables.policies.Delete(rowKey(k)) }),
 
+	object.IngressClass: stored(func(m *Model, o *object.Object, spec *object.IngressClassSpec) {
+		m.tables.ingressClasses.Put(nameKey(o.Key), spec.Controller)
+	}, func(m *Model, k object.Key) { m.tables.ingressClasses.Delete(nameKey(k)) }),
+	object.Ingress: stored(putIngress, func(m *Model, k object.Key) { m.tables.ingresses.Delete(rowKey(k)) }),
+
 	object.ServiceAccount: notStored,
 	object.Secret:         notStored,
 	object.ProxyConfig:    notStored, // the injector reads it

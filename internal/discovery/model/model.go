@@ -84,6 +84,9 @@ type tables struct {
 	// policies has the BackendTLSPolicies, bundles the certificates of ConfigMaps with the key ca.crt.
 	policies *incr.Table[*BackendTLSPolicy]
 	bundles  *incr.Table[bundle]
+	// ingressClasses has the controllers of IngressClasses.
+	ingressClasses *incr.Table[string]
+	ingresses      *incr.Table[*IngressRow]
 	// faults has why Secrets cannot be the certificates of listeners, by "namespace/name".
 	faults *incr.Table[string]
 	// allocated has the virtual addresses of services that have none of their own.
@@ -194,7 +197,11 @@ func New(g *incr.Graph, domain string) *Model {
 		spaces:     incr.NewTable[map[string]string](g, "namespace labels"),
 		policies:   incr.NewTable[*BackendTLSPolicy](g, "backend TLS policies"),
 		bundles:    incr.NewTable[bundle](g, "CA bundles"),
-		allocated:  incr.NewTable[allocate.Pair](g, "allocated addresses"),
+		ingresses:  incr.NewTable[*IngressRow](g, "ingresses"),
+
+		ingressClasses: incr.NewTable[string](g, "ingress classes"),
+
+		allocated: incr.NewTable[allocate.Pair](g, "allocated addresses"),
 	}}
 	m.tables.mesh.Put("mesh", mesh.DefaultMeshConfig())
 	m.derive(g)
@@ -211,6 +218,7 @@ func (m *Model) Fork(g *incr.Graph) *Model {
 		namespaces: t.namespaces.On(g), networks: t.networks.On(g), gateways: t.gateways.On(g), routers: t.routers.On(g), allocated: t.allocated.On(g),
 		classes: t.classes.On(g), kubernetes: t.kubernetes.On(g), sets: t.sets.On(g), routes: t.routes.On(g), grants: t.grants.On(g), spaces: t.spaces.On(g),
 		policies: t.policies.On(g), bundles: t.bundles.On(g), faults: t.faults.On(g),
+		ingressClasses: t.ingressClasses.On(g), ingresses: t.ingresses.On(g),
 	}
 	f.rules.classify, f.rules.claims = m.rules.classify.On(g), m.rules.claims.On(g)
 	return &f
@@ -234,7 +242,7 @@ func (m *Model) Counts() map[string]int {
 	return map[string]int{
 		"services": t.services.Len(), "pods": t.pods.Len(), "nodes": t.nodes.Len(), "workload_entries": t.entries.Len(),
 		"virtual_services": t.virtuals.Len(), "destination_rules": t.dests.Len(),
-		"peer_authentications": t.peers.Len() - len(m.denials), "authorization_policies": t.authz.Len(), "request_authentications": t.tokens.Len(), "sidecars": t.sidecars.Len(), "envoy_filters": t.filters.Len(), "telemetries": t.telemetry.Len(), "gateways": t.routers.Len(), "kubernetes_gateways": t.kubernetes.Len(), "kubernetes_routes": t.routes.Len(), "endpoint_slices": t.slices.Len(),
+		"peer_authentications": t.peers.Len() - len(m.denials), "authorization_policies": t.authz.Len(), "request_authentications": t.tokens.Len(), "sidecars": t.sidecars.Len(), "envoy_filters": t.filters.Len(), "telemetries": t.telemetry.Len(), "gateways": t.routers.Len(), "kubernetes_gateways": t.kubernetes.Len(), "kubernetes_routes": t.routes.Len(), "ingresses": t.ingresses.Len(), "endpoint_slices": t.slices.Len(),
 	}
 }
 

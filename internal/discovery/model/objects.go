@@ -17,6 +17,7 @@ var tableKinds = map[string]object.Kind{
 	"namespaces": object.Namespace, "gateway services": object.Service,
 	"gateway classes": object.GatewayClass, "kubernetes gateways": object.KubernetesGateway, "listener sets": object.ListenerSet, "reference grants": object.ReferenceGrant, "namespace labels": object.Namespace,
 	"backend TLS policies": object.BackendTLSPolicy, "CA bundles": object.ConfigMap, "faults of Secrets": "",
+	"ingress classes": object.IngressClass, "ingresses": object.Ingress,
 	"services": "", "kubernetes routes": "", "mesh": "", "networks": "", "fetched keys": "",
 }
 
@@ -35,7 +36,7 @@ func ObjectOf(read incr.Read) (object.Key, bool) {
 		prefix, rest, _ := strings.Cut(key, "/")
 		kind, key = object.Kind(prefix), rest
 	}
-	if kind == object.Node || kind == object.Namespace || kind == object.GatewayClass {
+	if kind == object.Node || kind == object.Namespace || kind == object.GatewayClass || kind == object.IngressClass {
 		name, cluster, _ := strings.Cut(key, "/")
 		return object.Key{Kind: kind, Name: name, Cluster: cluster}, true
 	}
@@ -94,6 +95,10 @@ func (m *Model) dependents(k object.Key) []iter.Seq[incr.Dependent] {
 		return []iter.Seq[incr.Dependent]{t.sets.Dependents(rowKey(k))}
 	case object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute:
 		return []iter.Seq[incr.Dependent]{t.routes.Dependents(routeKey(k))}
+	case object.IngressClass:
+		return []iter.Seq[incr.Dependent]{t.ingressClasses.Dependents(nameKey(k))}
+	case object.Ingress:
+		return []iter.Seq[incr.Dependent]{t.ingresses.Dependents(rowKey(k))}
 	case object.ReferenceGrant:
 		return []iter.Seq[incr.Dependent]{t.grants.Dependents(rowKey(k))}
 	case object.BackendTLSPolicy:

@@ -460,6 +460,10 @@ func newSpec(k object.Kind) any {
 		return &object.PodSpec{}
 	case object.ConfigMap:
 		return &object.ConfigMapSpec{}
+	case object.IngressClass:
+		return &object.IngressClassSpec{}
+	case object.Ingress:
+		return &object.IngressSpec{}
 	case object.Namespace, object.ServiceAccount:
 		return nil
 	case object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.BackendTLSPolicy:

@@ -173,10 +173,6 @@ func (d *decoder) notRead(t *yamltree.Tree, version string, kind object.Kind) {
 	at, m := object.Origin{File: d.file, Line: t.Line}, t.Get("metadata")
 	name, namespace := m.Get("name").Str(), m.Get("namespace").Str()
 	meant, p, known := notRead(version, kind)
-	if field, text := meantForMesh(t, groupIn(version), kind); field != "" {
-		d.Problems = append(d.Problems, object.Problem{Origin: at, Key: KeyOf(kind, namespace, name), Field: field, Text: text, Severity: object.Warning})
-		return
-	}
 	if !known {
 		d.Skipped = append(d.Skipped, Skipped{Origin: at, APIVersion: version, Kind: string(kind), Name: name})
 		if workloadKinds[groupKind{group: groupIn(version), kind: kind}] != nil {
@@ -218,7 +214,7 @@ func header(t *yamltree.Tree, kind object.Kind) (metav1.ObjectMeta, object.Key, 
 // KeyOf returns the key of an object: the namespace is left out for kinds that are in none, and "default" if it is empty.
 func KeyOf(kind object.Kind, namespace, name string) object.Key {
 	switch {
-	case kind == object.Namespace || kind == object.Node || kind == object.GatewayClass:
+	case kind == object.Namespace || kind == object.Node || kind == object.GatewayClass || kind == object.IngressClass:
 		namespace = ""
 	case namespace == "":
 		namespace = metav1.NamespaceDefault

@@ -14,6 +14,7 @@ import (
 	telemetry "istio.io/api/telemetry/v1alpha1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
@@ -27,6 +28,7 @@ const (
 	discoveryGroup  = "discovery.k8s.io"
 	extensionsGroup = "extensions.istio.io"
 	gatewayGroup    = "gateway.networking.k8s.io"
+	ingressGroup    = "networking.k8s.io"
 	networkingGroup = "networking.istio.io"
 	securityGroup   = "security.istio.io"
 	telemetryGroup  = "telemetry.istio.io"
@@ -38,6 +40,7 @@ var groupVersions = map[string][]string{
 	discoveryGroup:  {discoveryGroup + "/v1"},
 	extensionsGroup: {extensionsGroup + "/v1alpha1"},
 	gatewayGroup:    {gatewayGroup + "/v1", gatewayGroup + "/v1beta1"},
+	ingressGroup:    {ingressGroup + "/v1"},
 	networkingGroup: {networkingGroup + "/v1", networkingGroup + "/v1beta1", networkingGroup + "/v1alpha3"},
 	securityGroup:   {securityGroup + "/v1", securityGroup + "/v1beta1"},
 	telemetryGroup:  {telemetryGroup + "/v1", telemetryGroup + "/v1alpha1"},
@@ -123,6 +126,11 @@ var kinds = map[object.Kind]kindRow{
 	object.TCPRoute:          gatewayAPI(object.TCPRoute, "tcproutes", func(x *gatewayv1.TCPRoute) any { return &x.Spec }, "v1alpha2"),
 	object.ReferenceGrant:    gatewayAPI(object.ReferenceGrant, "referencegrants", func(x *gatewayv1.ReferenceGrant) any { return &x.Spec }),
 	object.BackendTLSPolicy:  gatewayAPI(object.BackendTLSPolicy, "backendtlspolicies", func(x *gatewayv1.BackendTLSPolicy) any { return &x.Spec }),
+
+	object.IngressClass: inNoNamespace(core(object.IngressClass, ingressGroup, "ingressclasses", wholeTree, func(_ *reducer, x *networkingv1.IngressClass) any {
+		return ingressClass(x)
+	})),
+	object.Ingress: core(object.Ingress, ingressGroup, "ingresses", wholeTree, func(_ *reducer, x *networkingv1.Ingress) any { return ingress(x) }),
 }
 
 func init() {

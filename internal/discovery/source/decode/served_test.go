@@ -68,7 +68,7 @@ func TestResources(t *testing.T) {
 		if got, err := object.ParseKind(r.Name + "." + r.Group); err != nil || got != kind {
 			t.Errorf("%s: resource %q", kind, r.Name)
 		}
-		if in := decode.ResourceOf(kind).Namespaced; in == (kind == object.Namespace || kind == object.Node || kind == object.GatewayClass) {
+		if in := decode.ResourceOf(kind).Namespaced; in == (kind == object.Namespace || kind == object.Node || kind == object.GatewayClass || kind == object.IngressClass) {
 			t.Errorf("%s: namespaced %v", kind, in)
 		}
 	}

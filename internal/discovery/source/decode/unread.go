@@ -7,7 +7,6 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/spelling"
-	"github.com/pilothouse/pilothouse/internal/yamltree"
 )
 
 // unreadKind is a kind of the mesh's API groups that is not supported; text is that of the problem.
@@ -26,42 +25,6 @@ var unreadKinds = map[string]map[object.Kind]unreadKind{
 }
 
 var noEffect = unreadKind{text: "objects of this kind are not supported: it has no effect; remove it, or use a supported kind"}
-
-// Names of Ingress. [control-plane 1.11.11]
-const (
-	ingressGroup = "networking.k8s.io"
-	// ingressAnnotation names the class of an Ingress, before the field existed.
-	ingressAnnotation = "kubernetes.io/ingress.class"
-	// ingressClass is the class of a mesh's Ingresses, unless the mesh configuration names another one, and ingressController
-	// the controller of the IngressClasses of a mesh.
-	ingressClass      = "istio"
-	ingressController = "istio.io/ingress-controller"
-)
-
-// meantForMesh returns the text of the problem of an object of Kubernetes' own kinds that another mesh would serve, and
-// the field that says so; "" for objects of other controllers.
-func meantForMesh(t *yamltree.Tree, group string, kind object.Kind) (field, text string) {
-	if group != ingressGroup {
-		return "", ""
-	}
-	spec := t.Get("spec")
-	switch kind {
-	case "Ingress":
-		const text = "objects of this kind are not served: its hosts are answered with 404, or not at all; write a Gateway and a VirtualService, or a Gateway and an HTTPRoute of gateway.networking.k8s.io"
-		if class := t.Get("metadata").Get("annotations").Get(ingressAnnotation).Str(); class != "" {
-			if class == ingressClass {
-				return "metadata.annotations[" + ingressAnnotation + "]", text
-			}
-		} else if spec.Get("ingressClassName").Str() == ingressClass {
-			return "spec.ingressClassName", text
-		}
-	case "IngressClass":
-		if spec.Get("controller").Str() == ingressController {
-			return "spec.controller", "Ingresses of this class are not served: write Gateways and VirtualServices, or Gateways and HTTPRoutes of gateway.networking.k8s.io"
-		}
-	}
-	return "", ""
-}
 
 // groupKind is a kind and its API group.
 type groupKind struct {

@@ -47,7 +47,6 @@ func TestKindsThatAreNotRead(t *testing.T) {
 		{"v1", "Endpoints", ""},
 		{"v1", "PodTemplate", ""},
 		{"v1", "PersistentVolumeClaim", ""},
-		{"networking.k8s.io/v1", "Ingress", ""},
 		{"networking.k8s.io/v1", "NetworkPolicy", ""},
 		{"serving.knative.dev/v1", "Service", ""},
 		{"gateway.solo.io/v1", "VirtualService", ""},
@@ -70,35 +69,6 @@ func TestKindsThatAreNotRead(t *testing.T) {
 		}
 		if skipped := len(r.Skipped) == 1; skipped != (tt.want == "") {
 			t.Errorf("%s %s: skipped %v", tt.version, tt.kind, r.Skipped)
-		}
-	}
-}
-
-func TestIngressesOfTheMeshAreNamed(t *testing.T) {
-	const class = "\n  annotations: {kubernetes.io/ingress.class: "
-	for name, tt := range map[string]struct{ kind, meta, spec, want string }{
-		"by field":                     {"Ingress", "", "{ingressClassName: istio}", "warning Ingress n/a: spec.ingressClassName: objects of this kind are not served"},
-		"by annotation":                {"Ingress", class + "istio}", "{}", "warning Ingress n/a: metadata.annotations[kubernetes.io/ingress.class]: objects of this kind are not served"},
-		"the annotation counts":        {"Ingress", class + "nginx}", "{ingressClassName: istio}", "info"},
-		"of another class":             {"Ingress", "", "{ingressClassName: nginx}", "info"},
-		"without a class":              {"Ingress", "", "{}", "info"},
-		"class is no text":             {"Ingress", "", "{ingressClassName: [istio]}", "info"},
-		"spec is no mapping":           {"Ingress", "", "7", "info"},
-		"class of the mesh":            {"IngressClass", "", "{controller: istio.io/ingress-controller}", "warning IngressClass n/a: spec.controller: Ingresses of this class are not served"},
-		"class of another controller":  {"IngressClass", "", "{controller: k8s.io/ingress-nginx}", "info"},
-		"a policy of the same group":   {"NetworkPolicy", "", "{ingressClassName: istio}", "info"},
-		"annotation of an empty class": {"Ingress", class + "\"\"}", "{ingressClassName: istio}", "warning Ingress n/a: spec.ingressClassName"},
-	} {
-		r := decode.Documents("f.yaml", fmt.Appendf(nil, "apiVersion: networking.k8s.io/v1\nkind: %s\nmetadata:\n  name: a\n  namespace: n%s\nspec: %s\n", tt.kind, tt.meta, tt.spec))
-		if len(r.Problems) != 1 || len(r.Objects) != 0 {
-			t.Fatalf("%s: %+v", name, r)
-		}
-		got := strings.Replace(r.Problems[0].Severity.String()+" "+r.Problems[0].Error(), "f.yaml:1: ", "", 1)
-		if !strings.HasPrefix(got, tt.want) {
-			t.Errorf("%s:\ngot  %s\nwant %s", name, got, tt.want)
-		}
-		if skipped := len(r.Skipped) == 1; skipped != (tt.want == "info") {
-			t.Errorf("%s: skipped %v", name, r.Skipped)
 		}
 	}
 }

@@ -104,7 +104,7 @@ func New(o Options) (*Source, error) {
 // by FollowSecrets and FollowNamespace.
 func (s *Source) reads(k object.Kind) bool {
 	switch k {
-	case object.Secret, object.ServiceAccount:
+	case object.Secret, object.ServiceAccount, object.Ingress, object.IngressClass:
 		return false
 	case object.Namespace, object.Node, object.Service, object.EndpointSlice, object.Pod:
 	case object.ConfigMap:
