@@ -81,6 +81,8 @@ func AccountRules(namespace, revision string) []Rule {
 		{group: "telemetry.istio.io", resources: []string{"telemetries"}, verbs: watch},
 		{group: "extensions.istio.io", resources: []string{"trafficextensions", "wasmplugins"}, verbs: watch},
 		{group: "gateway.networking.k8s.io", resources: []string{"backendtlspolicies", "gatewayclasses", "gateways", "grpcroutes", "httproutes", "listenersets", "referencegrants", "tcproutes", "tlsroutes"}, verbs: watch},
+		{group: "networking.k8s.io", resources: []string{"ingressclasses", "ingresses"}, verbs: watch},
+		{group: "networking.k8s.io", resources: []string{"ingresses/status"}, verbs: []string{"patch"}},
 		{group: "gateway.networking.k8s.io", resources: []string{"backendtlspolicies/status", "gatewayclasses/status", "gateways/status", "grpcroutes/status", "httproutes/status", "listenersets/status", "tcproutes/status", "tlsroutes/status"}, verbs: []string{"patch"}},
 		{group: "networking.istio.io", resources: []string{"destinationrules/status", "envoyfilters/status", "gateways/status", "proxyconfigs/status", "serviceentries/status", "sidecars/status", "virtualservices/status", "workloadentries/status", "workloadgroups/status"}, verbs: []string{"patch"}},
 		{group: "security.istio.io", resources: []string{"authorizationpolicies/status", "peerauthentications/status", "requestauthentications/status"}, verbs: []string{"patch"}},

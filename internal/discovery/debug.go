@@ -564,6 +564,9 @@ func (s *Server) problemEntries() (out []objectEntry, keys []object.Key) {
 func (s *Server) references() []object.Problem {
 	var objects []*object.Object
 	o := analyze.Options{Domain: s.opts.Names.Domain}
+	if s.observer != nil { // statuses are written
+		o.Gateways = s.opts.Names.Namespace
+	}
 	s.loop.ask(func() {
 		if s.loop.gate.open.Load() {
 			objects, o.Mesh = s.loop.store.Good(), s.loop.store.CurrentMesh()

@@ -290,6 +290,10 @@ func (l *loop) useOf(k object.Key, problems []object.Problem) use {
 		}
 	}
 	u.classes, u.proxies = map[mesh.Class]bool{}, map[string]bool{}
+	if k.Kind == object.Ingress { // no proxies are counted
+		u.change = concern{}
+		return u
+	}
 	for d := range l.model.Dependents(k) {
 		switch key := d.Key.(type) {
 		case compile.Key:

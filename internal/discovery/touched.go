@@ -5,13 +5,13 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// hasStatus reports whether statuses of objects of a kind are written: of Istio's kinds, and of the Gateway API's.
+// hasStatus reports whether statuses of objects of a kind are written: of Istio's kinds, of the Gateway API's, and of Ingresses.
 func hasStatus(k object.Kind) bool { return decode.NewSpec(k) != nil || hasGatewayStatus(k) }
 
-// hasGatewayStatus reports whether a kind is one of the Gateway API that has a status.
+// hasGatewayStatus reports whether a kind is one of the Gateway API that has a status, or Ingress, whose status depends on other objects as theirs do.
 func hasGatewayStatus(k object.Kind) bool {
 	switch k {
-	case object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.BackendTLSPolicy:
+	case object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.BackendTLSPolicy, object.Ingress:
 		return true
 	}
 	return false

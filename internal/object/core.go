@@ -25,6 +25,8 @@ type ServiceSpec struct {
 	// ExternalAddresses are the IP addresses at which the service is reached from outside its cluster: those of its
 	// load balancer, and its externalIPs.
 	ExternalAddresses []netip.Addr `json:",omitempty"`
+	// ExternalHostnames are the names of its load balancer, where that has names and no addresses.
+	ExternalHostnames []string `json:",omitempty"`
 	// TrafficDistribution is which endpoints clients should prefer, such as PreferSameZone; empty for none.
 	TrafficDistribution string
 	// NodeLocal is set if clients of the cluster may use only endpoints on their own Node: internalTrafficPolicy is Local.

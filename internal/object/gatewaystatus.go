@@ -1,16 +1,18 @@
 package object
 
-// GatewayStatus is what the status of an object of the Gateway API says, but for what proxies have applied. It is immutable.
+// GatewayStatus is what the status of an object of the Gateway API says, but for what proxies have applied, or that of an Ingress. It is immutable.
 type GatewayStatus struct {
 	Kind Kind
 	// Conditions are those of a GatewayClass, a Gateway or a ListenerSet.
 	Conditions []GatewayCondition
 	// Features are the names of the features of a GatewayClass.
 	Features []string
-	// Addresses are those of a Gateway.
+	// Addresses are those of a Gateway, or of the gateways that serve an Ingress.
 	Addresses []GatewayAddress
 	// Sets is how many ListenerSets of a Gateway are accepted.
-	Sets      int
+	Sets int
+	// Foreign is set for an Ingress that another controller serves, or none.
+	Foreign   bool
 	Listeners []ListenerStatus
 	// Parents are those of a route that are this control plane's, in the order of the route; of a BackendTLSPolicy, its ancestors.
 	Parents []ParentStatus

@@ -26,6 +26,8 @@ type Options struct {
 	Domain, RootNamespace string
 	// Workloads is set if the objects have all Pods: only then a selector that selects none is reported.
 	Workloads bool
+	// Gateways is the namespace of the Service whose addresses the statuses of Ingresses have; empty if none are written.
+	Gateways string
 	// Mesh is mesh configuration; references to it are not checked if it is nil.
 	Mesh *meshv1.MeshConfig
 	// MeshObject is the object that has the mesh configuration; the zero key if none has.

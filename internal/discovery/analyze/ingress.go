@@ -93,6 +93,7 @@ func (a *index) ingress(obj *object.Object, spec *object.IngressSpec) {
 		return
 	}
 	a.ingressSelector()
+	a.ingressService()
 	if spec.Default != nil {
 		a.ingressBackend("spec.defaultBackend", *spec.Default)
 		if other := a.ingresses.first[""]; other != nil && other != obj {
@@ -151,6 +152,14 @@ func (a *index) ingressSelector() {
 	labels := mesh.IngressSelector(a.meshConfig())
 	if a.o.Workloads && !a.selected("", labels) {
 		a.warn("spec", "not served: no workload has the labels %s; run a gateway with them, or set ingressSelector or ingressService of the mesh configuration", labelText(labels))
+	}
+}
+
+// ingressService checks that there is a Service whose addresses the status has. [control-plane 1.11.11]
+func (a *index) ingressService() {
+	ns, name := a.o.Gateways, a.meshConfig().GetIngressService()
+	if ns != "" && name != "" && a.services[mesh.FullHost(name, ns, a.o.Domain)] == nil {
+		a.warn("status.loadBalancer", "not written: there is no Service %s/%s, whose addresses it has; run the gateways there, or name their Service of that namespace in ingressService of the mesh configuration, and their label in ingressSelector", ns, name)
 	}
 }
 

@@ -49,6 +49,14 @@ metadata: {name: of-other, namespace: shop}
 spec: {ingressClassName: other, defaultBackend: {resource: {kind: A, name: b}}}
 `
 
+// gateways is the namespace of the gateways' Service in tests that have one.
+func gateways(m *meshv1.MeshConfig) string {
+	if m.GetIngressService() == "" {
+		return ""
+	}
+	return "istio-system"
+}
+
 func TestIngresses(t *testing.T) {
 	const ingress = "\n---\napiVersion: networking.k8s.io/v1\nkind: Ingress\nmetadata: {name: x, namespace: shop}\nspec: "
 	off := &meshv1.MeshConfig{IngressControllerMode: meshv1.MeshConfig_OFF, IngressClass: "istio"}
@@ -78,9 +86,13 @@ func TestIngresses(t *testing.T) {
 		{"", &meshv1.MeshConfig{IngressControllerMode: meshv1.MeshConfig_STRICT, IngressSelector: "door"}, []string{
 			"good: spec: not served: no workload has the labels istio=door; run a gateway with them, or set ingressSelector or ingressService of the mesh configuration",
 		}},
+		{"", &meshv1.MeshConfig{IngressControllerMode: meshv1.MeshConfig_STRICT, IngressService: "edge", IngressSelector: "ingressgateway"}, []string{
+			"good: status.loadBalancer: not written: there is no Service istio-system/edge, whose addresses it has; run the gateways there, or name their Service of that namespace in ingressService of the mesh configuration, and their label in ingressSelector",
+		}},
+		{"\n---\napiVersion: v1\nkind: Service\nmetadata: {name: edge, namespace: istio-system}\nspec: {ports: [{port: 80}]}\n", &meshv1.MeshConfig{IngressControllerMode: meshv1.MeshConfig_STRICT, IngressService: "edge", IngressSelector: "ingressgateway"}, nil},
 		{"\n---\napiVersion: networking.k8s.io/v1\nkind: IngressClass\nmetadata: {name: a}\nspec: {controller: istio.io/ingress-controller, parameters: {kind: A, name: b}}\n", nil, []string{"a: spec.parameters: not applied: there are none"}},
 	} {
-		if got := findings(t, ingressMesh+tt.text, analyze.Options{Workloads: true, Mesh: tt.mesh}); !slices.Equal(got, tt.want) {
+		if got := findings(t, ingressMesh+tt.text, analyze.Options{Workloads: true, Mesh: tt.mesh, Gateways: gateways(tt.mesh)}); !slices.Equal(got, tt.want) {
 			t.Errorf("%d:\ngot  %q\nwant %q", i, got, tt.want)
 		}
 	}

@@ -107,6 +107,7 @@ func (d *dice) change() object.Change {
 		if d.oneIn(3) {
 			o.Meta.Labels = map[string]string{"topology.istio.io/network": pick(d, networks...)}
 			o.Spec.(*object.ServiceSpec).ExternalAddresses = []netip.Addr{netip.MustParseAddr(fmt.Sprintf("192.0.2.%d", 1+d.roll(2)))}
+			o.Spec.(*object.ServiceSpec).ExternalHostnames = pick(d, nil, []string{"lb.example.com"})
 		}
 	case object.Pod:
 		o.Meta.Labels = d.labels()

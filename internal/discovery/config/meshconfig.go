@@ -183,6 +183,9 @@ func (c *check) meshConfig(m *meshv1.MeshConfig) {
 	if !isLabel(m.RootNamespace) {
 		c.fail("rootNamespace", "invalid namespace %q: want a name such as istio-system", m.RootNamespace)
 	}
+	if m.GetIngressService() == "" && m.GetIngressControllerMode() != meshv1.MeshConfig_OFF {
+		c.warn("ingressService", "not applied to statuses: the addresses of Nodes are not written to Ingresses; name the Service of their gateways, such as istio-ingressgateway")
+	}
 	c.exportTo("defaultServiceExportTo", m.DefaultServiceExportTo, true)
 	c.exportTo("defaultVirtualServiceExportTo", m.DefaultVirtualServiceExportTo, false)
 	c.exportTo("defaultDestinationRuleExportTo", m.DefaultDestinationRuleExportTo, false)

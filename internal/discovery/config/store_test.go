@@ -169,6 +169,8 @@ func TestMeshConfig(t *testing.T) {
 			m.OutboundTrafficPolicy.Mode = meshv1.MeshConfig_OutboundTrafficPolicy_REGISTRY_ONLY
 			m.DefaultConfig.DiscoveryAddress, m.DefaultConfig.ProxyMetadata = "x:15012", map[string]string{"A": "b"}
 		}, []string{"warning defaultConfig.discoveryAddress: not applied", "warning defaultConfig.proxyMetadata: not applied"}},
+		{"no Service of gateways", "ingressService: ''\n", func(m *meshv1.MeshConfig) { m.IngressService = "" }, []string{"warning ingressService: not applied to statuses: the addresses of Nodes"}},
+		{"no Service of gateways, and no Ingresses", "ingressService: ''\ningressControllerMode: 'OFF'\n", func(m *meshv1.MeshConfig) { m.IngressService, m.IngressControllerMode = "", meshv1.MeshConfig_OFF }, nil},
 		{"not applied and unsafe", "outboundTrafficPolicy: {mode: ALLOW_ANY, tls: {mode: SIMPLE, credentialName: a}}\nserviceEntryVisibility: {applyToSidecars: true}", nil, []string{
 			"error outboundTrafficPolicy.tls: mode ALLOW_ANY makes", "error outboundTrafficPolicy.tls.credentialName: sidecars", "warning serviceEntryVisibility: not applied", "error serviceEntryVisibility.applyToSidecars: not applied"}},
 		{"names of unknown hosts", "outboundTrafficPolicy: {mode: ALLOW_ANY_DYNAMIC_DNS, tls: {mode: SIMPLE}}", func(m *meshv1.MeshConfig) {

@@ -1,7 +1,9 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	networking "istio.io/api/networking/v1alpha3"
@@ -53,6 +55,28 @@ func (m *Model) OurIngress(r *incr.Reader, i *IngressRow) bool {
 		class.Controller, class.Exists = incr.Get(r, m.tables.ingressClasses, i.Spec.ClassName)
 	}
 	return mesh.ServesIngress(m.Mesh(r), class)
+}
+
+// ingressAddresses returns where clients reach the Ingresses that are served: the addresses and then the names of the Service that the mesh
+// configuration names, in the control plane's namespace, or the name that an ExternalName there stands for. Nobody else's Service of that
+// name counts: what follows the status, such as DNS, would send clients to it. [control-plane 1.11.11]
+func (m *Model) ingressAddresses(r *incr.Reader, _ string) []object.GatewayAddress {
+	var out []object.GatewayAddress
+	key := m.own.Namespace + "/" + m.Mesh(r).GetIngressService()
+	if s, exists := incr.Get(r, m.tables.services, "Service/"+key); exists && s.Source.DNSName != "" {
+		g := gatewayService{names: []string{s.Source.DNSName}}
+		if _, err := netip.ParseAddr(s.Source.DNSName); err == nil {
+			g = gatewayService{addresses: g.names}
+		}
+		return g.reached()
+	}
+	if s, exists := incr.Get(r, m.tables.gateways, key); exists {
+		out = s.reached()
+	}
+	slices.SortFunc(out, func(a, b object.GatewayAddress) int {
+		return cmp.Or(cmp.Compare(b.Type, a.Type), cmp.Compare(a.Value, b.Value))
+	})
+	return slices.Compact(out)
 }
 
 // servesIngresses reports whether a router with these labels serves Ingresses, and there are any.

@@ -101,12 +101,25 @@ func firstNetwork(networks map[string]*meshv1.Network, match func(*meshv1.Networ
 	return first
 }
 
-// gatewayService is the row of a Service that may be a gateway of a network.
+// gatewayService is the row of a Service that is reached from outside its cluster, so that it may be a gateway of a network.
 type gatewayService struct {
 	Row
 	network   string // its label
 	port      uint32
 	addresses []string
+	// names are those of its load balancer, which the endpoints of other networks cannot be.
+	names []string
+}
+
+// reached are its addresses and names as a status has them.
+func (g *gatewayService) reached() (out []object.GatewayAddress) {
+	for _, a := range g.addresses {
+		out = append(out, object.GatewayAddress{Type: "IPAddress", Value: a})
+	}
+	for _, name := range g.names {
+		out = append(out, object.GatewayAddress{Type: "Hostname", Value: name})
+	}
+	return out
 }
 
 func (m *Model) putGatewayService(o *object.Object, spec *object.ServiceSpec) {
@@ -118,7 +131,8 @@ func (m *Model) putGatewayService(o *object.Object, spec *object.ServiceSpec) {
 	for _, a := range spec.ExternalAddresses {
 		g.addresses = append(g.addresses, a.String())
 	}
-	if len(g.addresses) == 0 {
+	g.names = spec.ExternalHostnames
+	if len(g.addresses)+len(g.names) == 0 {
 		m.tables.gateways.Delete(rowKey(o.Key))
 		return
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 )
@@ -32,8 +33,9 @@ type rules struct {
 	differs    *incr.Rule[scopeHost, differing]
 	claims     *incr.Rule[ProxyKey, string]
 	hosts      *incr.Rule[ProxyKey, string]
-	gateways   *incr.Rule[string, []NetworkGateway] // of the key ""
-	counts     *incr.Rule[string, bool]             // of the key ""
+	gateways   *incr.Rule[string, []NetworkGateway]        // of the key ""
+	counts     *incr.Rule[string, bool]                    // of the key ""
+	ingress    *incr.Rule[string, []object.GatewayAddress] // of the key ""
 	// router and passthrough are of scopes with Gateways.
 	router      *incr.Rule[mesh.ScopeID, Router]
 	passthrough *incr.Rule[mesh.ScopeID, []PassthroughServer]
@@ -63,6 +65,7 @@ func (m *Model) derive(g *incr.Graph) {
 		hosts:     incr.Derive(g, levelClassify, "hosts of a proxy", m.hosts),
 		gateways:  incr.Derive(g, levelRow, "network gateways", m.networkGateways),
 		counts:    incr.Derive(g, levelRow, "whether the mesh has metrics", m.countsAnything),
+		ingress:   incr.Derive(g, levelRow, "addresses of Ingresses", m.ingressAddresses),
 
 		router:      incr.Derive(g, levelRow, "servers of a router", m.router),
 		passthrough: incr.Derive(g, levelIndex, "passthrough servers", m.passthroughServers),

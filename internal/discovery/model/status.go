@@ -26,8 +26,8 @@ var Features = []string{
 	"TLSRouteModeMixed", "TLSRouteModeTerminate",
 }
 
-// GatewayStatus returns what the status of an object of the Gateway API says; nil for one that is not in force or another controller's,
-// and for other kinds. It does not depend on proxies. [control-plane 1.11.9]
+// GatewayStatus returns what the status of an object of the Gateway API says, or of an Ingress; nil for one that is not in force, for an
+// object of the Gateway API that is another controller's, and for other kinds. It does not depend on proxies. [control-plane 1.11.9]
 func (m *Model) GatewayStatus(r *incr.Reader, k object.Key) *object.GatewayStatus {
 	switch k.Kind {
 	case object.GatewayClass:
@@ -59,6 +59,15 @@ func (m *Model) GatewayStatus(r *incr.Reader, k object.Key) *object.GatewayStatu
 			return nil
 		}
 		return m.backendTLSStatus(r, p)
+	case object.Ingress:
+		i, exists := incr.Get(r, m.tables.ingresses, rowKey(k))
+		if !exists {
+			return nil
+		}
+		if !m.OurIngress(r, i) {
+			return &object.GatewayStatus{Kind: k.Kind, Foreign: true}
+		}
+		return &object.GatewayStatus{Kind: k.Kind, Addresses: m.rules.ingress.Of(r, "")}
 	}
 	return nil
 }
@@ -103,10 +112,7 @@ func (m *Model) gatewayAddresses(r *incr.Reader, g *KubernetesGateway) (out []ob
 		return nil
 	}
 	if balancer, exists := incr.Get(r, m.tables.gateways, g.Namespace+"/"+g.deployed); exists {
-		for _, a := range balancer.addresses {
-			out = append(out, object.GatewayAddress{Type: "IPAddress", Value: a})
-		}
-		return out
+		return balancer.reached()
 	}
 	return []object.GatewayAddress{{Type: "Hostname", Value: service.Host}}
 }

@@ -86,6 +86,9 @@ func mergeGateway(out map[string]any, want Status, now time.Time) (map[string]an
 	change := Unchanged
 	raise := func(c Change) { change = max(change, c) }
 	g := want.Gateway
+	if g.Kind == object.Ingress {
+		return mergeIngress(out, want)
+	}
 	conditions := func(stored any, list []object.GatewayCondition) []any {
 		before, _ := stored.([]any)
 		merged := slices.Clone(before)

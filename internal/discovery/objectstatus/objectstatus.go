@@ -1,7 +1,7 @@
-// Package objectstatus decides what the status of one of Istio's objects, or of the Gateway API's, says, and when it is written.
+// Package objectstatus decides what the status of one of Istio's objects, of the Gateway API's, or of an Ingress says, and when it is written.
 //
 // A status has two conditions: Reconciled says whether all proxies that use the object have applied its newest
-// version, PassedAnalysis what is wrong with it. Those of the Gateway API have its conditions. What others have written to the same status stays as it is. The package
+// version, PassedAnalysis what is wrong with it. Those of the Gateway API have its conditions, that of an Ingress has addresses. What others have written to the same status stays as it is. The package
 // is pure: stored statuses, observations and the time are arguments. A Pacer is not safe for concurrent use.
 package objectstatus
 
@@ -109,7 +109,7 @@ type Observation struct {
 	Findings, Refusals []Finding
 	// Addresses are those that are allocated for the hosts of a ServiceEntry; nil for none.
 	Addresses []object.HostAddress
-	// GatewayAPI is set for an object of the Gateway API, and Gateway is what its status says; nil if it has none of this control plane.
+	// GatewayAPI is set for an object of the Gateway API and for an Ingress, and Gateway is what its status says; nil if it has none of this control plane.
 	GatewayAPI bool
 	Gateway    *object.GatewayStatus
 	Counts
@@ -168,8 +168,10 @@ type Status struct {
 	Findings   []Finding
 	// Addresses are the allocated ones; nil leaves those that the status has.
 	Addresses []object.HostAddress
-	// Gateway is set for an object of the Gateway API, and stands for all of the above but Generation.
+	// Gateway is set for an object of the Gateway API and for an Ingress, and stands for all of the above but Generation.
 	Gateway *object.GatewayStatus
+	// Written is set if something in the stored status of an Ingress is what this control plane has written.
+	Written bool
 	// Proxies is how many use the object.
 	Proxies int
 }

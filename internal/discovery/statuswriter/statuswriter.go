@@ -168,7 +168,11 @@ func (w *Writer) Run(ctx context.Context, known Observations) error {
 		}
 		if err := t.reconcile(ctx, key); err != nil && ctx.Err() == nil {
 			t.failures.Add(1)
-			t.tell(key.String(), "the status of an object cannot be written: trying again", "object", key.String(), "error", err)
+			topic := key.String()
+			if apierrors.IsForbidden(err) {
+				topic = string(key.Kind) // the same for all objects of the kind
+			}
+			t.tell(topic, "the status of an object cannot be written: trying again", "object", key.String(), "error", err)
 			t.queue.AddRateLimited(key)
 		} else {
 			t.untell(key.String())
@@ -219,6 +223,7 @@ func (t *term) next(ctx context.Context, key object.Key) (*next, error) {
 	if !ok {
 		return nil, nil // it is queued when the other side knows this version
 	}
+	want.Written = key.Kind == object.Ingress && len(stored.GetManagedFields()) > 0
 	now := time.Now()
 	before, _ := stored.Object["status"].(map[string]any)
 	status, change := objectstatus.Merge(before, want, now)
@@ -269,6 +274,7 @@ func (t *term) reconcile(ctx context.Context, key object.Key) error {
 		return err
 	}
 	t.writes.Add(1)
+	t.untell(string(key.Kind))
 	if t.pacer.Wrote(key, n.text, time.Now()) == tellAfter {
 		t.options.Log.Warn("somebody else undoes the status of an object, which is written again at growing intervals", "object", key.String())
 	}
@@ -287,11 +293,20 @@ func trim(obj any) (any, error) {
 	out.SetUID(u.GetUID())
 	out.SetResourceVersion(u.GetResourceVersion())
 	out.SetGeneration(u.GetGeneration())
-	if revision, ok := u.GetLabels()[mesh.RevisionLabel]; ok {
-		out.SetLabels(map[string]string{mesh.RevisionLabel: revision})
-	}
 	if status, ok := u.Object["status"].(map[string]any); ok {
 		out.Object["status"] = maps.Clone(status)
+	}
+	if u.GetKind() == string(object.Ingress) {
+		// All revisions serve it, whatever its labels say.
+		for _, m := range u.GetManagedFields() {
+			if m.Manager == FieldManager && m.Subresource == "status" {
+				out.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: m.Manager, Subresource: m.Subresource}})
+			}
+		}
+		return out, nil
+	}
+	if revision, ok := u.GetLabels()[mesh.RevisionLabel]; ok {
+		out.SetLabels(map[string]string{mesh.RevisionLabel: revision})
 	}
 	return out, nil
 }

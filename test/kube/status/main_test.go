@@ -80,6 +80,7 @@ rules:
 - {apiGroups: [telemetry.istio.io], resources: [telemetries], verbs: [list, watch]}
 - {apiGroups: [extensions.istio.io], resources: [trafficextensions, wasmplugins], verbs: [list, watch]}
 - {apiGroups: [gateway.networking.k8s.io], resources: [backendtlspolicies, gatewayclasses, gateways, grpcroutes, httproutes, listenersets, referencegrants, tcproutes, tlsroutes], verbs: [list, watch]}
+- {apiGroups: [networking.k8s.io], resources: [ingressclasses, ingresses], verbs: [list, watch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -101,8 +102,8 @@ subjects: [{kind: ServiceAccount, name: istiod, namespace: istio-system}]
 ---
 `
 
-// account makes a ServiceAccount istiod in the namespace of a control plane, with the documented permissions.
-func account(t *testing.T, c *kubetest.Cluster, namespace string) *rest.Config {
+// account makes a ServiceAccount istiod in the namespace of a control plane, with the documented permissions, which edit changes unless it is nil.
+func account(t *testing.T, c *kubetest.Cluster, namespace string, edit func(string) string) *rest.Config {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/kubernetes-permissions.md")
 	if err != nil {
@@ -113,7 +114,11 @@ func account(t *testing.T, c *kubetest.Cluster, namespace string) *rest.Config {
 	if !found {
 		t.Fatal("docs/kubernetes-permissions.md: want the rules in a block of YAML")
 	}
-	c.Apply(t, namespace, strings.ReplaceAll(reading+rules, "istio-system", namespace))
+	rules = reading + rules
+	if edit != nil {
+		rules = edit(rules)
+	}
+	c.Apply(t, namespace, strings.ReplaceAll(rules, "istio-system", namespace))
 	return c.TokenConfig(c.Token(t, namespace, "istiod"))
 }
 
@@ -143,8 +148,14 @@ func beginOn(t *testing.T, c *kubetest.Cluster, definitions string) *environment
 			t.Fatal(err)
 		}
 	}
+	return beginWith(t, c, nil)
+}
+
+// beginWith starts a control plane whose permissions edit changes, unless it is nil.
+func beginWith(t *testing.T, c *kubetest.Cluster, edit func(string) string) *environment {
+	t.Helper()
 	e := &environment{t: t, c: c, system: c.Namespace(t, nil), shop: c.Namespace(t, nil)}
-	e.config = account(t, c, e.system)
+	e.config = account(t, c, e.system, edit)
 	e.plane = e.start("istiod-1")
 	return e
 }

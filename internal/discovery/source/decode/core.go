@@ -79,7 +79,10 @@ func (r *reducer) service(s *corev1.Service) *object.ServiceSpec {
 	}
 	for i, in := range s.Status.LoadBalancer.Ingress {
 		if in.IP == "" {
-			continue // a name, which the endpoints of other networks cannot be
+			if in.Hostname != "" {
+				spec.ExternalHostnames = append(spec.ExternalHostnames, in.Hostname)
+			}
+			continue
 		}
 		if a, ok := r.address(fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), in.IP); ok {
 			spec.ExternalAddresses = append(spec.ExternalAddresses, a)

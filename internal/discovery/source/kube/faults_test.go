@@ -368,6 +368,64 @@ func TestNoPermissionForTheExtensions(t *testing.T) {
 	}
 }
 
+// Ingresses that must not be read, as with the role of an older version, are one problem. Everything else is served, what was read before stays
+// in force, and they are read as soon as they may be.
+func TestIngressesThatMustNotBeRead(t *testing.T) {
+	f := newFake(t)
+	f.put(t, service("s0", 80))
+	f.put(t, "apiVersion: networking.k8s.io/v1\nkind: Ingress\nmetadata: {name: web, namespace: shop}\nspec: {defaultBackend: {service: {name: s0, port: {number: 80}}}}\n")
+	f.put(t, "apiVersion: networking.k8s.io/v1\nkind: IngressClass\nmetadata: {name: istio}\nspec: {controller: istio.io/ingress-controller}\n")
+	f.refuseWith(func(r *http.Request) int {
+		if strings.HasPrefix(r.URL.Path, "/apis/networking.k8s.io/") {
+			return http.StatusForbidden
+		}
+		return 0
+	})
+	o := options(f)
+	o.Remembered = []object.Object{{Key: key(object.Ingress, "old"), Spec: &object.IngressSpec{}, Saved: time.Unix(1, 0)}}
+	f.mu.Lock()
+	f.hang = func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/pods") }
+	f.mu.Unlock()
+	r := start(t, o)
+	refusals := f.count("list /apis/networking.k8s.io/v1/ingresses") + 20
+	r.until("many refusals", func() bool { return f.count("list /apis/networking.k8s.io/v1/ingresses") > refusals })
+	r.mu.Lock()
+	if r.synced || len(r.problems) > 0 {
+		t.Errorf("before the Pods have been read: synced %v, problems %v", r.synced, r.problems)
+	}
+	r.mu.Unlock()
+	f.mu.Lock()
+	f.hang = nil
+	f.mu.Unlock()
+	f.CloseClientConnections()
+	r.until("the sync", func() bool { return r.synced && r.port("s0") == 80 && r.has(key(object.Ingress, "old"))() })
+	const refused = " is refused"
+	r.until("the problem", r.says("IngressClass and Ingress objects cannot be read: /apis/networking.k8s.io/v1/ingressclasses"+refused+"; /apis/networking.k8s.io/v1/ingresses"+refused+"; those of the cluster have no effect, and what was read before stays in force"))
+	f.put(t, service("s0", 81))
+	r.until("a change of another kind", func() bool { return r.port("s0") == 81 })
+
+	f.refuseWith(nil)
+	r.until("the Ingress", func() bool {
+		return r.has(key(object.Ingress, "web"), object.Key{Kind: object.IngressClass, Name: "istio"})() && !r.has(key(object.Ingress, "old"))()
+	})
+	r.until("no problem", r.says(""))
+
+	// The permission is taken away again: what was read stays in force.
+	f.refuseWith(func(r *http.Request) int {
+		if strings.HasSuffix(r.URL.Path, "/ingresses") {
+			return http.StatusForbidden
+		}
+		return 0
+	})
+	f.forget()
+	f.Cut()
+	r.until("the problem again", r.says("Ingress objects cannot be read: /apis/networking.k8s.io/v1/ingresses is refused; the objects last read stay in force"))
+	if r.mu.Lock(); !r.has(key(object.Ingress, "web"))() {
+		t.Error("the Ingress is gone")
+	}
+	r.mu.Unlock()
+}
+
 // A kind whose definition is installed later is read; if it is removed, so are its objects.
 func TestDefinitionsComeAndGo(t *testing.T) {
 	f := newFake(t)

@@ -104,7 +104,7 @@ func New(o Options) (*Source, error) {
 // by FollowSecrets and FollowNamespace.
 func (s *Source) reads(k object.Kind) bool {
 	switch k {
-	case object.Secret, object.ServiceAccount, object.Ingress, object.IngressClass:
+	case object.Secret, object.ServiceAccount:
 		return false
 	case object.Namespace, object.Node, object.Service, object.EndpointSlice, object.Pod:
 	case object.ConfigMap:
@@ -117,6 +117,10 @@ func (s *Source) reads(k object.Kind) bool {
 	r := decode.ResourceOf(k)
 	return !matchesAny(s.o.Ignore, r) || matchesAny(s.o.Include, r)
 }
+
+// optional reports whether a kind is not waited for if it must not be read: roles of before it was read do not have the permission, and
+// everything else is to be served all the same.
+func optional(k object.Kind) bool { return k == object.Ingress || k == object.IngressClass }
 
 // matchesAny reports whether a pattern matches a resource.
 func matchesAny(patterns []string, r decode.Resource) bool {
@@ -307,6 +311,8 @@ func (s *Source) seen(ctx context.Context, kind object.Kind, c contact, missing 
 		switch {
 		case counts && f.lasting && decode.ResourceOf(kind).Refusable:
 			m.unreadable(kind, false, f.text, now)
+		case (f.lasting || f.missing) && optional(kind) && !state.whole:
+			m.without(kind, f.text, now)
 		case counts && !f.missing:
 			m.fail(&state.health, f.fault, now)
 		case c.watch && state.whole:

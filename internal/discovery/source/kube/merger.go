@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -118,6 +119,16 @@ func (m *merger) unreadable(k object.Kind, enforces bool, text string, now time.
 	m.fail(&s.health, fault{text: text, lasting: true}, now)
 }
 
+// without says that an optional kind cannot be read, and why. It is waited for as long as another kind has not been read: when the API server
+// has just started, or the role has just been made, it may refuse what it allows soon. It ends with a whole list of the kind.
+func (m *merger) without(k object.Kind, text string, now time.Time) {
+	s := m.state(k)
+	m.fail(&s.health, fault{text: text, lasting: true}, now)
+	if !s.unreadable && m.wholeBut(optional) {
+		s.unreadable, s.without, m.stale = true, true, true
+	}
+}
+
 // withdraw says that a kind is not served any more. Its objects are removed.
 func (m *merger) withdraw(k object.Kind) {
 	*m.state(k) = kindState{}
@@ -131,7 +142,7 @@ func (m *merger) known() { m.complete = true }
 
 // replace says that these are all objects of a kind.
 func (m *merger) replace(k object.Kind, all []entry) {
-	m.state(k).whole = true
+	m.state(k).whole, m.state(k).unreadable = true, false
 	listed := make(map[object.Key]bool, len(all))
 	for _, e := range all {
 		listed[e.key] = true
@@ -237,15 +248,20 @@ func (m *merger) batch(now time.Time) (b object.Batch, again time.Time) {
 
 // whole reports whether everything that is served has been read.
 func (m *merger) whole() bool {
+	return m.wholeBut(func(object.Kind) bool { return false }) && m.named.whole()
+}
+
+// wholeBut is whole for the kinds of which but is false.
+func (m *merger) wholeBut(but func(object.Kind) bool) bool {
 	if !m.complete {
 		return false
 	}
-	for _, s := range m.kinds {
-		if s.served && !s.whole && !(s.unreadable && s.without) {
+	for k, s := range m.kinds {
+		if s.served && !s.whole && !(s.unreadable && s.without) && !but(k) {
 			return false
 		}
 	}
-	return m.named.whole()
+	return true
 }
 
 func (m *merger) changes() []object.Change {
@@ -300,9 +316,13 @@ func (m *merger) current(now time.Time) (all []object.Problem, again time.Time) 
 	}
 	list("the kinds that are served", &m.api, m.complete)
 	anything := m.complete
+	if text := m.refused(); text != "" {
+		all = append(all, object.Problem{Origin: object.Origin{File: m.place}, Text: text})
+	}
 	for _, k := range object.Kinds() {
 		switch s := m.kinds[k]; {
 		case s == nil || !s.served:
+		case optional(k) && !s.whole && s.fault.lasting: // told in one line, once it is certain
 		case s.unreadable && s.without && !s.whole:
 			text := string(k) + " objects cannot be read: " + s.fault.text + "; those of the cluster have no effect"
 			if m.remembers(k) {
@@ -331,6 +351,26 @@ func (m *merger) current(now time.Time) (all []object.Problem, again time.Time) 
 		return cmp.Or(compareKeys(a.Key, b.Key), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Text, b.Text))
 	})
 	return all, again
+}
+
+// refused says which kinds that are not waited for cannot be read, in one line: one permission allows them all.
+func (m *merger) refused() string {
+	var kinds, faults []string
+	remembered := false
+	for _, k := range object.Kinds() {
+		if s := m.kinds[k]; s != nil && s.unreadable && !s.whole && optional(k) {
+			kinds, faults = append(kinds, string(k)), append(faults, s.fault.text)
+			remembered = remembered || m.remembers(k)
+		}
+	}
+	if kinds == nil {
+		return ""
+	}
+	text := strings.Join(kinds, " and ") + " objects cannot be read: " + strings.Join(faults, "; ") + "; those of the cluster have no effect"
+	if remembered {
+		text += ", and what was read before stays in force"
+	}
+	return text
 }
 
 // remembers reports whether there is an object of a kind.
