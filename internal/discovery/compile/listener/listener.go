@@ -99,7 +99,7 @@ func originalDst() *listenerv3.ListenerFilter {
 }
 
 // transparent is whether a listener takes connections to addresses that are not the machine's, as TPROXY delivers them; nil for no.
-// Envoy needs CAP_NET_ADMIN for it. [control-plane 1.9.18, agent I6]
+// Envoy needs CAP_NET_ADMIN for it. [control-plane 1.5.16]
 func (e Env) transparent() *wrapperspb.BoolValue {
 	if !e.Caps.Has(mesh.Transparent) {
 		return nil
