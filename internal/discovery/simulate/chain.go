@@ -9,6 +9,7 @@ import (
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	httpinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/http_inspector/v3"
 	originaldstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
+	originalsrcv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_src/v3"
 	tlsinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -55,6 +56,7 @@ func inspect(l *listenerv3.Listener, c Connection) (seen, error) {
 		}
 		switch m.(type) {
 		case *originaldstv3.OriginalDst: // Destination is before redirection
+		case *originalsrcv3.OriginalSrc: // for the connection to the application
 		case *tlsinspectorv3.TlsInspector:
 			if c.TLS != nil {
 				s = seen{"tls", c.TLS.ServerName, c.TLS.ALPN}
