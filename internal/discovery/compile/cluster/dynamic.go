@@ -55,8 +55,10 @@ func dnsCache(host string, caps mesh.Capability) *cachev3.DnsCacheConfig {
 		Name:            host + "_dfp_dns_cache",
 		DnsLookupFamily: lookupFamily(caps), DnsMinRefreshRate: durationpb.New(minRefresh),
 		HostTtl: durationpb.New(unusedName), MaxHosts: wrapperspb.UInt32(maxNames),
-		// No request for a name that was not found looks it up again, so that the clock has to, sooner than every minute.
+		// No request for a name without addresses looks it up again, so that the clock has to, sooner than every minute. The second is for
+		// names of which all addresses are left out.
 		DnsFailureRefreshRate: &clusterv3.Cluster_RefreshRate{BaseInterval: durationpb.New(failedFirst), MaxInterval: durationpb.New(failedLast)},
+		DnsRefreshRate:        durationpb.New(failedLast),
 		ResolvedAddressFilter: &matcherv3.AddressMatcher{},
 	}
 	for _, p := range ownPrefixes {
