@@ -53,7 +53,7 @@ func widest(text string) int {
 // proxyTable writes the table of proxies; a narrow one has short times and accounts, and one column for all resource types.
 func proxyTable(w io.Writer, all []proxy, several bool, now time.Time, narrow bool) error {
 	if !narrow {
-		return printTable(w, proxyHeader(several), proxyRows(all, several))
+		return printTable(w, proxyHeader(all, several), proxyRows(all, several))
 	}
 	header := []string{"PROXY", "SYNC", "GENERATION", "BEHIND", "REFUSED", "EPOCH", "ENVOY", "ACCOUNT"}
 	if several {

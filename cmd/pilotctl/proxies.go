@@ -298,8 +298,16 @@ func (p proxy) name() string {
 // progress is the generation that it has applied, and the current one.
 func (p proxy) progress() string { return fmt.Sprintf("%d/%d", p.Applied, p.Generation) }
 
-func proxyHeader(several bool) []string {
-	header := append(append([]string{"PROXY", "TYPE"}, proxyTypes...), "GENERATION", "BEHIND", "LAST REFUSAL", "EPOCH", "ENVOY", "IDENTITY", "CONNECTED")
+// typeColumns are the types with a column. Few meshes have extension configurations.
+func typeColumns(all []proxy) []string {
+	if slices.ContainsFunc(all, func(p proxy) bool { _, ok := p.Types["ECDS"]; return ok }) {
+		return proxyTypes
+	}
+	return slices.DeleteFunc(slices.Clone(proxyTypes), func(typ string) bool { return typ == "ECDS" })
+}
+
+func proxyHeader(all []proxy, several bool) []string {
+	header := append(append([]string{"PROXY", "TYPE"}, typeColumns(all)...), "GENERATION", "BEHIND", "LAST REFUSAL", "EPOCH", "ENVOY", "IDENTITY", "CONNECTED")
 	if several {
 		header = slices.Insert(header, 1, "REPLICA")
 	}
@@ -310,7 +318,7 @@ func proxyRows(all []proxy, several bool) [][]string {
 	var rows [][]string
 	for _, p := range all {
 		row := []string{p.name(), p.ProxyType}
-		for _, typ := range proxyTypes {
+		for _, typ := range typeColumns(all) {
 			shown := ""
 			if state, ok := p.Types[typ]; ok {
 				shown = state.String()

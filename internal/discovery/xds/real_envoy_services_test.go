@@ -58,7 +58,7 @@ func TestRealEnvoyWithSeparateServices(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a, b := backend(t, "a"), backend(t, "b")
-			view := (&View{}).put(separated(t, edsCluster(t, "one", 1), delta), endpoints(t, "one", a), separated(t, listener(t, "in", "r"), delta), routes(t, "r", "/", "one"))
+			view := (&View{}).put(separated(t, edsCluster(t, "one", 1), delta), endpoints(t, "one", a), separated(t, luaListener(t, "in", "filter", separate(delta)), delta), luaExtension(t, "filter", "function envoy_on_request(h) end"), routes(t, "r", "/", "one"))
 			latest := NewLatestView(view)
 			s := New(&oneClass{latest: latest}, quiet(t), nil)
 			l, err := net.Listen("tcp", "127.0.0.1:0")
