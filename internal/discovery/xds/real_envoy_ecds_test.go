@@ -54,7 +54,7 @@ func TestRealEnvoyTakesExtensionConfigurations(t *testing.T) {
 		r.show(r.view.put(luaExtension(t, "filter", "this is no script")))
 		wait.Until(t, "the refusal", func() bool {
 			s := r.server.Connections()[0].Types[ECDS]
-			return s.Rejects == 1 && len(s.RejectedName) == 1 && s.RejectedName[0] == "filter" && strings.Contains(s.Message, "script load error")
+			return s.Rejects > 0 && len(s.RejectedName) == 1 && s.RejectedName[0] == "filter" && strings.Contains(s.Message, "script load error")
 		})
 		is("2")
 		r.publish("a script that is mended", r.view.put(answering(t, "filter", "3")))
@@ -82,9 +82,7 @@ func TestRealEnvoyTakesAnExtensionConfigurationThatComesLate(t *testing.T) {
 		limited.InitialFetchTimeout, patient.InitialFetchTimeout = durationpb.New(time.Second), durationpb.New(0)
 		r.show(r.view.put(luaListener(t, "limited", "late", limited), luaListener(t, "patient", "later", patient)))
 		wait.Until(t, "the listener that waits no longer", func() bool { return r.listening("limited") != "" })
-		if url := "http://" + r.listening("limited") + "/"; !strings.HasPrefix(fetch(url), "500") {
-			t.Errorf("without a configuration: %s, want 500", fetch(url))
-		}
+		wait.Until(t, "500 without a configuration", func() bool { return strings.HasPrefix(fetch("http://"+r.listening("limited")+"/"), "500") })
 		if r.listening("patient") != "" {
 			t.Error("a listener does not wait for its filter's configuration")
 		}
