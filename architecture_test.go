@@ -352,7 +352,7 @@ func TestHTTPServersAreBounded(t *testing.T) {
 var wholeReads = map[string]string{
 	"internal/filewatch/": "implements the bound", "internal/statefile/": "implements the bound",
 	"internal/cgroup/": "files of the kernel", "internal/agent/app/app.go": "files of the kernel", "internal/agent/capture/": "files of the kernel",
-	"internal/agent/envoy/": "files of the kernel", "internal/agent/machine/": "files of the kernel", "internal/agent/status/metrics.go": "a file of the kernel", "internal/agent/doctor/gather/listen.go": "files of the kernel", "cmd/pilot-agent/doctor.go": "files of the kernel", "internal/claim/folder.go": "a file of the kernel",
+	"internal/agent/envoy/": "files of the kernel", "internal/agent/machine/": "files of the kernel", "internal/agent/status/metrics.go": "a file of the kernel", "internal/agent/doctor/gather/listen.go": "files of the kernel", "cmd/pilot-agent/doctor.go": "files of the kernel", "cmd/pilot-discovery/program.go": "a file of the kernel", "internal/claim/folder.go": "a file of the kernel",
 	"internal/discovery/ca/": "files of the state folder", "internal/discovery/discovery.go": "a file of the state folder",
 	"cmd/pilotctl/": "files that its user names", "internal/demo/": "files that its user names", "internal/lab/": "files of its own", "samples/": "an application", "hack/": "files of the repository",
 }
