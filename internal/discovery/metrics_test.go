@@ -55,6 +55,9 @@ func TestMetricsWithNamesOfIstio(t *testing.T) {
 	step("a service", "apiVersion: v1\nkind: Service\nmetadata: {name: more, namespace: shop}\nspec: {clusterIP: 10.96.0.9, ports: [{name: http, port: 80}]}\n", map[string]float64{
 		`pilot_inbound_updates{type="svc"}`: 1, `pilot_push_triggers{type="service"}`: 1, "pilot_services": 1,
 	})
+	step("a policy that only moves proxies to another class", "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: strict, namespace: shop}\nspec: {selector: {matchLabels: {app: other}}, mtls: {mode: STRICT}}\n", map[string]float64{
+		`pilot_inbound_updates{type="config"}`: 1, `pilot_push_triggers{type="config"}`: 1,
+	})
 	step("what no proxy gets", "apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: a, namespace: shop}\n", map[string]float64{
 		`pilot_push_triggers{type="config"}`: 0, `pilot_push_triggers{type="service"}`: 0, `pilot_inbound_updates{type="config"}`: 0, `pilot_k8s_cfg_events{type="ServiceAccount"}`: 1,
 	})

@@ -266,7 +266,7 @@ func (p *publisher) dropIdle() {
 }
 
 // update applies what moved in the graph to the views, publishes those that changed, and returns how many
-// classes have another view, and what changed because of what. policies are those among the objects that the commit
+// classes have another view or proxies of another class, and what changed because of what. policies are those among the objects that the commit
 // has changed.
 func (p *publisher) update(moved []incr.Moved, policies ...object.Key) (classes int, moves []move) {
 	p.published = 0
@@ -296,9 +296,11 @@ func (p *publisher) update(moved []incr.Moved, policies ...object.Key) (classes 
 		steps = append(steps, publishedStep{viewStep{c.class, before[c], c.view}, c.proxies, another})
 	}
 	p.bar(steps, policies)
+	entered := map[mesh.Class]bool{} // by proxies of another class
 	for id := range another {
 		if m := p.proxies[id]; m != nil {
 			if c := p.classes[m.class]; before[c] == nil {
+				entered[m.class] = true
 				p.publish(m, c.view)
 			}
 		}
@@ -309,7 +311,7 @@ func (p *publisher) update(moved []incr.Moved, policies ...object.Key) (classes 
 		}
 	}
 	p.dropIdle()
-	return len(changed), moves
+	return len(changed) + len(entered), moves
 }
 
 // publish publishes a view to a proxy because of a change.

@@ -91,6 +91,9 @@ type service struct {
 	inline []map[string]string
 	// other is set if endpoints come from elsewhere, so that their labels are not known.
 	other bool
+	// hides is the namespace of a Service of Kubernetes that has the host and is exported to this namespace: a ServiceEntry there is not
+	// used for it. Empty if there is none.
+	hides string
 	// usable is set if Envoy itself can make requests to it, whatever the namespace; unusable says why not.
 	usable   bool
 	unusable string
@@ -134,6 +137,9 @@ func (a *index) add(obj *object.Object) {
 		s.selector = spec.Selector
 		s.other = s.other || len(spec.Selector) == 0
 		s.uses(a.unusableService(obj, spec))
+		if a.exported(obj, obj.Namespace) {
+			s.hides = obj.Namespace
+		}
 		if len(spec.Selector) > 0 {
 			a.users[obj.Namespace] = append(a.users[obj.Namespace], user{obj.Key, spec.Selector})
 		}
@@ -186,13 +192,18 @@ func mergedLabels(obj *object.Object, spec *networking.WorkloadEntry) map[string
 // notExported is why only some namespaces can use a service.
 const notExported = "is not exported to all namespaces"
 
-func (a *index) unusableService(obj *object.Object, spec *object.ServiceSpec) string {
+// exported reports whether a Service is exported to a namespace, "" for all.
+func (a *index) exported(obj *object.Object, namespace string) bool {
 	var to []string
 	if list := obj.Meta.Annotations[mesh.ExportToAnnotation]; list != "" {
 		to = mesh.List(list)
 	}
+	return mesh.Exported(to, a.o.Mesh.GetDefaultServiceExportTo(), obj.Namespace, namespace)
+}
+
+func (a *index) unusableService(obj *object.Object, spec *object.ServiceSpec) string {
 	switch {
-	case !mesh.Exported(to, a.o.Mesh.GetDefaultServiceExportTo(), obj.Namespace, ""):
+	case !a.exported(obj, ""):
 		return notExported
 	case spec.Type == "ExternalName":
 		return "is of type ExternalName: name the host that it stands for"

@@ -280,3 +280,22 @@ func TestEntriesThatCannotBeUsed(t *testing.T) {
 		}
 	}
 }
+
+// A Service has priority over a ServiceEntry of its namespace with its host, as in Istio; clients of another namespace use their own entry.
+func TestEntriesBehindAService(t *testing.T) {
+	entry := func(name, namespace string) string {
+		return "---\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: " + name + ", namespace: " + namespace + "}\nspec: {hosts: [other.example, web.shop.svc.cluster.local], addresses: [10.9.9.9], resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}], endpoints: [{address: 10.1.1.1}]}\n"
+	}
+	const want = `mine: spec.hosts[1]: "web.shop.svc.cluster.local" is the host of a Service, which has priority: clients that see the Service do not use this entry for it; use another host, or remove the Service`
+	if got := findings(t, mesh+entry("mine", "shop"), analyze.Options{}); len(got) != 1 || got[0] != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := findings(t, entry("mine", "team")+"---"+mesh, analyze.Options{}); len(got) > 0 {
+		t.Errorf("of another namespace: %q", got)
+	}
+	hidden := "---\napiVersion: v1\nkind: Service\nmetadata: {name: none, namespace: shop, annotations: {networking.istio.io/exportTo: '~'}}\nspec: {clusterIP: 10.96.0.8, ports: [{name: http, port: 80}]}\n" +
+		"---\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: mine, namespace: shop}\nspec: {hosts: [none.shop.svc.cluster.local], addresses: [10.9.9.9], resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}]}\n"
+	if got := findings(t, mesh+hidden, analyze.Options{}); len(got) > 0 {
+		t.Errorf("of a Service that nobody sees: %q", got)
+	}
+}

@@ -63,8 +63,13 @@ func anyConnection(p *networking.ServicePort) bool {
 	return protocol != mesh.UDP && protocol != mesh.Auto && !protocol.IsHTTP() && !protocol.IsTLS()
 }
 
-// serviceEntry checks that another ServiceEntry does not take the connections of one.
+// serviceEntry checks that a ServiceEntry is used: neither does a Service have its host, nor another ServiceEntry take its connections.
 func (a *index) serviceEntry(obj *object.Object, spec *networking.ServiceEntry) {
+	for i, host := range spec.Hosts {
+		if s := a.services[mesh.HostName(host)]; s != nil && s.hides == obj.Namespace {
+			a.warn(fmt.Sprintf("spec.hosts[%d]", i), "%q is the host of a Service, which has priority: clients that see the Service do not use this entry for it; use another host, or remove the Service", host)
+		}
+	}
 	if len(spec.Addresses) > 0 {
 		return
 	}
