@@ -31,27 +31,30 @@ const (
 func newExplain(f *flags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "explain FROM TO",
-		Short: "Say whether a client may make a request to a service or a Pod, and which policy says so",
-		Long: `Say whether a client may make a request to a service or a Pod, and which policy says so.
+		Short: "Say where a request goes, whether it is allowed, and which rule of which object says so",
+		Long: `Say where a request goes, whether it is allowed, and which rule of which object says so.
 
-FROM is a Pod, POD.NAMESPACE, an identity, NAMESPACE/ACCOUNT or spiffe://..., or "none" for a client
-without a proxy, which connects in plaintext. TO is a Pod or a service, by its host or as
-NAME.NAMESPACE. A Pod without its namespace is in that of --namespace. The request is GET / at the
-service's host, unless flags say otherwise.
+FROM is a Pod, POD.NAMESPACE or NAMESPACE/POD, an identity, NAMESPACE/ACCOUNT (where there is no such Pod)
+or spiffe://..., or "none" for a client without a proxy, which connects in plaintext. TO is a URL,
+http://HOST:PORT/PATH, whose host may be short for the client's namespace, a service, by its host or as
+NAME.NAMESPACE, or a Pod. A Pod without its namespace is in that of --namespace. The request is GET / at
+the service's host, unless the URL or flags say otherwise.
 
 The answer is evaluated from the configuration that the proxies of both sides are sent, not from the
-policies, so that it also shows what they were compiled to: whether the client connects by mutual TLS,
-what the port accepts, tokens, and the rules of AuthorizationPolicies in the order in which they are
-evaluated, CUSTOM, AUDIT, DENY and ALLOW, each with the file and line of its object. Certificates are taken
-for valid. What an external authorizer answers is not known. Nothing is sent to the workload, and routes,
-faults and retries of the client are not considered: of a service all workloads are listed, and where they
-differ, each.
+objects, so that it also shows what they were compiled to: the route that the client's proxy takes, with
+the clusters by weight and what it rewrites, the endpoints, whether the client connects by mutual TLS, what
+the port accepts, tokens, and the rules of AuthorizationPolicies in the order in which they are evaluated,
+CUSTOM, AUDIT, DENY and ALLOW, each with the file and line of its object. Certificates are taken for valid.
+What an external authorizer answers is not known. Nothing is sent to the workload, and timeouts, retries
+and the choice of one endpoint are not considered: all workloads behind a cluster are listed, and where they
+differ, each. Of a client that is no connected proxy, and of TO a Pod, no route is evaluated.
 
-The exit code is 0 if the request is allowed, 1 if it is denied, 2 if the command line is invalid, 3 if
-that depends, on an external authorizer or on the workload that gets the request, and 4 if it is not
-known: a rule is about something that was not given, a proxy is not connected, or pilot-discovery does not
-answer.`,
-		Example: `  pilotctl explain productpage-v1-1.bookshop reviews.bookshop --port 9080 --path /reviews/7
+The exit code is 0 if the request is allowed, 1 if it is denied, or if the client's proxy answers it with
+400 or more, 2 if the command line is invalid, 3 if that depends, on an external authorizer or on the
+workload that gets the request, and 4 if it is not known: a rule is about something that was not given, a
+proxy is not connected, or pilot-discovery does not answer.`,
+		Example: `  pilotctl explain bookshop/productpage-v1-1 http://reviews:9080/reviews/7
+  pilotctl explain productpage-v1-1.bookshop reviews.bookshop --port 9080 --path /reviews/7 -H 'end-user: ann'
   pilotctl explain bookshop/productpage reviews-v1-1.bookshop -X DELETE
   pilotctl explain none reviews.bookshop
   pilotctl explain bookshop/reader reviews.bookshop --jwt-claims '{"iss": "https://login.example", "sub": "ann"}'`,
@@ -126,10 +129,12 @@ func (f *flags) explain(c *cobra.Command, q explain.Query, args []string) (int, 
 			return 0, err
 		}
 	}
-	if q.To, err = f.fullName(c, args[1]); err != nil {
-		return 0, err
+	if q.To = args[1]; !strings.Contains(q.To, "/") {
+		if q.To, err = f.fullName(c, q.To); err != nil {
+			return 0, err
+		}
 	}
-	if err := q.Validate(); err != nil {
+	if q, err = q.Complete(); err != nil {
 		return 0, misuse{err}
 	}
 	a, err := f.answer(c, q)
@@ -148,6 +153,13 @@ func (f *flags) explain(c *cobra.Command, q explain.Query, args []string) (int, 
 		return exitDenied, err
 	case explain.Asks, explain.Depends:
 		return exitDepends, err
+	case explain.Answered:
+		for _, w := range a.Workloads {
+			if w.Status == 0 || w.Status >= http.StatusBadRequest {
+				return exitDenied, err
+			}
+		}
+		return 0, err
 	case explain.Unknown:
 	}
 	return exitUnknown, err
@@ -249,12 +261,52 @@ func printExplained(w io.Writer, a explain.Answer) error {
 	} else {
 		line("request", "none: a connection that is not HTTP")
 	}
+	if a.Route != nil {
+		printRoute(line, a.Route)
+	}
 	_ = table.Flush() // to a buffer
 	for _, g := range groups {
 		printWorkloads(&b, g, len(groups) > 1)
 	}
 	_, err := w.Write(b.Bytes())
 	return err
+}
+
+// printRoute prints where the client's proxy sends the request.
+func printRoute(line func(name string, parts ...string), r *explain.Route) {
+	name := r.Name
+	if name != "" {
+		name = "route " + name
+	}
+	host := r.VirtualHost
+	if host != "" {
+		host = "virtual host " + host
+	}
+	object := ""
+	if r.Object != "" {
+		object = placed(r.Object, r.Origin)
+	}
+	line("route", object, name, host, "listener "+r.Listener)
+	for _, c := range r.Clusters {
+		parts := []string{c.Name}
+		if c.Weight != 0 {
+			parts[0] += fmt.Sprintf(" by weight %d", c.Weight)
+		}
+		switch {
+		case c.Endpoints == nil:
+		case *c.Endpoints == 1:
+			parts = append(parts, "1 endpoint")
+		default:
+			parts = append(parts, fmt.Sprintf("%d endpoints", *c.Endpoints))
+		}
+		if c.Request != nil {
+			parts = append(parts, fmt.Sprintf("gets %s %s for host %s", c.Request.Method, c.Request.Path, c.Request.Host))
+		}
+		line("cluster", parts...)
+	}
+	for _, n := range r.Notes {
+		line("note", n)
+	}
 }
 
 // decided is a verdict in one line.
@@ -273,7 +325,11 @@ func printWorkloads(b io.Writer, g []explain.Workload, several bool) {
 	for i, w := range g {
 		names[i] = printable.Escape(w.Name)
 	}
-	fmt.Fprintf(b, "\n%s, port %d\n", strings.Join(names, ", "), v.Port)
+	where := strings.Join(names, ", ")
+	if v.Port != 0 {
+		where += fmt.Sprintf(", port %d", v.Port)
+	}
+	fmt.Fprintf(b, "\n%s\n", where)
 	if several {
 		fmt.Fprintln(b, "  "+decided(v.Verdict))
 	}

@@ -36,7 +36,7 @@ const (
 func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 	q, err := explainQuery(w, r)
 	if err == nil {
-		err = q.Validate()
+		q, err = q.Complete()
 	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -211,31 +211,47 @@ type asker struct {
 	// mutual is set if it has a proxy, and view is that proxy's; nil if it is not connected here.
 	mutual bool
 	view   *xds.View
-	// pod is set if it is one, and not a bare identity.
-	pod bool
+	// pod is set if it is one, and not a bare identity, and namespace is its own; empty if it has none.
+	pod       bool
+	namespace string
+}
+
+// slashed returns the name of a Pod or a proxy that is written NAMESPACE/NAME; empty if there is none.
+func (e *explainer) slashed(text string) string {
+	namespace, name, ok := strings.Cut(text, "/")
+	if _, known := e.pod(name + "." + namespace); ok && known {
+		return name + "." + namespace
+	}
+	return ""
 }
 
 func (e *explainer) client(q explain.Query) (asker, error) {
+	if name := e.slashed(q.From); name != "" {
+		q.From = name
+	}
 	c := asker{Client: explain.Client{Name: q.From}}
 	id, is, err := q.Identity(e.trustDomain)
 	switch {
 	case err != nil:
 		return c, err
 	case is:
-		c.Identity, c.mutual = id.SPIFFE(), true
+		c.Identity, c.mutual, c.namespace = id.SPIFFE(), true, id.Namespace
 	case q.From != explain.None:
 		p, ok := e.pod(q.From)
 		if !ok {
 			return c, fmt.Errorf("no Pod and no connected proxy %s: want POD.NAMESPACE, NAMESPACE/ACCOUNT, a SPIFFE identity, or none", printable.Quote(q.From, 300))
 		}
 		c.pod = true
+		if i := strings.LastIndexByte(q.From, '.'); i >= 0 {
+			c.namespace = q.From[i+1:] // the names of Pods may have dots, those of namespaces not
+		}
 		if len(p.addresses) > 0 {
 			c.address = p.addresses[0]
 		}
 		if p.mutual {
 			c.mutual, c.Identity = true, p.identity
 		}
-		if at, ok := e.proxies[q.From]; ok {
+		if at, ok := e.proxies[q.From]; ok && at.Node.Role == mesh.Sidecar {
 			c.view = e.views.proxies[at.ID].view
 		}
 	}
@@ -255,6 +271,8 @@ type target struct {
 	port     uint32 // of the Pod
 	ways     []way
 	external bool
+	// cluster is the only one of the client's to consider; empty for all.
+	cluster string
 }
 
 // way is a port of a service that leads to a target.
@@ -263,30 +281,31 @@ type way struct {
 	port uint32
 }
 
-// targets finds whom a question is about, and the host and the port of the service; without a service the port is 0.
-func (e *explainer) targets(q explain.Query) (list []target, host string, port uint32, err error) {
-	if p, ok := e.pod(q.To); ok {
-		t, err := e.ofPod(p, q.Port)
-		host = q.To
-		if len(t.ways) > 0 {
-			host = t.ways[0].host
-		}
-		return []target{t}, host, 0, err
-	}
+// asked returns the service that a question is about, and its port.
+func (e *explainer) asked(q explain.Query, c asker) (*inventory, uint32, error) {
 	i := e.service(q.To)
-	if i == nil {
-		return nil, "", 0, fmt.Errorf("no Pod, no connected proxy and no service %s: want POD.NAMESPACE, or a service by its host or as NAME.NAMESPACE", printable.Quote(q.To, 300))
+	if i == nil && c.namespace != "" && !strings.Contains(q.To, ".") {
+		i = e.service(q.To + "." + c.namespace)
 	}
-	host, port = i.service.Host, q.Port
+	if i == nil {
+		return nil, 0, fmt.Errorf("no Pod, no connected proxy and no service %s: want POD.NAMESPACE, or a service by its host or as NAME.NAMESPACE", printable.Quote(q.To, 300))
+	}
+	port := q.Port
 	if port == 0 {
 		if len(i.service.Ports) != 1 {
-			return nil, "", 0, fmt.Errorf("service %s has the ports %s: want one of them as port", host, portsOf(i.service))
+			return nil, 0, fmt.Errorf("service %s has the ports %s: want one of them as port", i.service.Host, portsOf(i.service))
 		}
 		port = i.service.Ports[0].Number
 	}
 	if !slices.ContainsFunc(i.service.Ports, func(p model.Port) bool { return p.Number == port }) {
-		return nil, "", 0, fmt.Errorf("service %s has no port %d: want one of %s", host, port, portsOf(i.service))
+		return nil, 0, fmt.Errorf("service %s has no port %d: want one of %s", i.service.Host, port, portsOf(i.service))
 	}
+	return i, port, nil
+}
+
+// ofService are the workloads of a service for a port of it.
+func (e *explainer) ofService(i *inventory, port uint32) (list []target, err error) {
+	host := i.service.Host
 	for _, in := range i.instances {
 		number, ok := in.Ports[port]
 		if !ok {
@@ -309,11 +328,11 @@ func (e *explainer) targets(q explain.Query) (list []target, host string, port u
 	case len(list) == 0 && i.service.External:
 		list = []target{{pod: podFacts{name: host}, port: port, ways: []way{{host, port}}, external: true}}
 	case len(list) == 0:
-		return nil, "", 0, fmt.Errorf("service %s has no ready workload for port %d", host, port)
+		return nil, fmt.Errorf("service %s has no ready workload for port %d", host, port)
 	case len(list) > maxExplained:
-		return nil, "", 0, fmt.Errorf("service %s has %d workloads, more than %d: want one of them by its name, POD.NAMESPACE", host, len(list), maxExplained)
+		return nil, fmt.Errorf("service %s has %d workloads, more than %d: want one of them by its name, POD.NAMESPACE", host, len(list), maxExplained)
 	}
-	return list, host, port, nil
+	return list, nil
 }
 
 func portsOf(s *model.Service) string {
@@ -326,6 +345,9 @@ func portsOf(s *model.Service) string {
 
 // service finds a service by its host, or as NAME.NAMESPACE; nil if there is none.
 func (e *explainer) service(name string) *inventory {
+	if namespace, short, ok := strings.Cut(name, "/"); ok {
+		name = short + "." + namespace
+	}
 	name = strings.ToLower(strings.TrimSuffix(name, "."))
 	for _, host := range []string{name, name + ".svc." + e.s.opts.Names.Domain, name + "." + e.s.opts.Names.Domain} {
 		if i := slices.IndexFunc(e.services, func(i inventory) bool { return i.service.Host == host }); i >= 0 {
@@ -374,15 +396,37 @@ func (e *explainer) answer(q explain.Query) (explain.Answer, error) {
 	if err != nil {
 		return explain.Answer{}, err
 	}
-	list, host, port, err := e.targets(q)
-	if err != nil {
-		return explain.Answer{}, err
+	if name := e.slashed(q.To); name != "" {
+		q.To = name
 	}
-	out := explain.Answer{From: c.Client, To: host, Port: port, Workloads: []explain.Workload{}}
-	if port == 0 {
-		out.To = q.To
+	out := explain.Answer{From: c.Client, To: q.To, Workloads: []explain.Workload{}}
+	var list []target
+	var r *simulate.Request
+	if p, ok := e.pod(q.To); ok {
+		t, err := e.ofPod(p, q.Port)
+		if err != nil {
+			return explain.Answer{}, err
+		}
+		host := q.To
+		if len(t.ways) > 0 {
+			host = t.ways[0].host
+		}
+		list, r = []target{t}, q.Request(host)
+	} else {
+		i, port, err := e.asked(q, c)
+		if err != nil {
+			return explain.Answer{}, err
+		}
+		out.To, out.Port, r = i.service.Host, port, q.Request(i.service.Host)
+		if c.view != nil {
+			err = e.routed(&out, c, i, port, r)
+		} else {
+			list, err = e.ofService(i, port)
+		}
+		if err != nil {
+			return explain.Answer{}, err
+		}
 	}
-	r := q.Request(host)
 	if r != nil {
 		out.Request = &explain.Asked{Method: r.Method, Host: r.Authority, Path: r.Path}
 	}
@@ -413,16 +457,16 @@ func (e *explainer) connections(c asker, t target, http bool) (out []connecting)
 		return []connecting{assumed}
 	case c.view == nil:
 		if c.pod {
-			assumed.note = "the client's proxy is not connected to this replica: a DestinationRule for how it connects is not considered"
+			assumed.note = explain.ClientElsewhere
 		} else {
-			assumed.note = "the client is an identity: a DestinationRule for how it connects is not considered"
+			assumed.note = "the client is an identity: DestinationRules for how it connects, and routes, are not considered"
 		}
 		return []connecting{assumed}
 	}
 	endpoints := c.view.Of(xds.EDS)
 	for r := range c.view.Of(xds.CDS).All() {
 		k, ok := clusters.ParseName(r.Name)
-		if !ok || k.Direction != clusters.Outbound || !slices.Contains(t.ways, way{k.Host, k.Port}) {
+		if !ok || k.Direction != clusters.Outbound || !slices.Contains(t.ways, way{k.Host, k.Port}) || t.cluster != "" && t.cluster != r.Name {
 			continue
 		}
 		var list []byte
@@ -444,7 +488,10 @@ func (e *explainer) connections(c asker, t target, http bool) (out []connecting)
 			break
 		}
 	}
-	if len(out) == 0 {
+	if len(out) == 0 && t.cluster != "" && t.external {
+		return []connecting{{by: []string{t.ways[0].host + ":" + strconv.FormatUint(uint64(t.ways[0].port), 10)}}}
+	}
+	if len(out) == 0 && t.cluster == "" {
 		assumed.note = "no cluster of the client has this endpoint: it is reached by a gateway of its network, past the client's proxy, or not at all"
 		return []connecting{assumed}
 	}

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -117,7 +118,7 @@ func TestExplain(t *testing.T) {
 		"from=web-1.shop&" + reviews:                                                          {explain.Allowed, 0, "ALLOW by spec.rules[0] of AuthorizationPolicy shop/viewers (input.yaml:"},
 		"from=web-1.shop&to=reviews.shop.svc.cluster.local&port=80":                           {explain.Allowed, 0, "ALLOW by spec.rules[0] of AuthorizationPolicy shop/viewers"},
 		"from=web-1.shop&to=reviews-1.shop&port=9080":                                         {explain.Allowed, 0, "ALLOW by spec.rules[0] of AuthorizationPolicy shop/viewers"},
-		"from=shop/web&" + reviews:                                                            {explain.Allowed, 0, "the client is an identity: a DestinationRule for how it connects is not considered"},
+		"from=shop/web&" + reviews:                                                            {explain.Allowed, 0, "the client is an identity: DestinationRules for how it connects, and routes, are not considered"},
 		"from=spiffe://cluster.local/ns/shop/sa/web&" + reviews:                               {explain.Allowed, 0, "ALLOW by spec.rules[0]"},
 		"from=shop/other&" + reviews:                                                          {explain.Denied, 403, "no rule matches of AuthorizationPolicy shop/viewers (input.yaml:"},
 		"from=spiffe://other/ns/shop/sa/web&" + reviews:                                       {explain.Denied, 0, "the client's identity is of no accepted trust domain"},
@@ -211,5 +212,107 @@ func TestExplainRefuses(t *testing.T) {
 	}
 	if code, body := post("application/json", `{"path": "`+strings.Repeat("x", maxQuestion)+`"}`); code != http.StatusBadRequest || !strings.Contains(body, "too large") {
 		t.Errorf("response %d: %s", code, body)
+	}
+}
+
+// routed has clients' routes: two subsets, one of which no workload has, rewrites, an answer, a fault, a redirect, and another host.
+const routed = `
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: reviews, namespace: shop}
+spec: {host: reviews.shop.svc.cluster.local, subsets: [{name: v1, labels: {app: reviews}}, {name: none, labels: {app: nobody}}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: reviews, namespace: shop}
+spec:
+  hosts: [reviews.shop.svc.cluster.local]
+  http:
+  - {name: split, match: [{uri: {prefix: /split}}], route: [{destination: {host: reviews, subset: v1, port: {number: 80}}, weight: 90}, {destination: {host: old, port: {number: 80}}, weight: 10}]}
+  - {name: rewritten, match: [{uri: {prefix: /public}}], rewrite: {uri: /secret, authority: other.example}, route: [{destination: {host: reviews, subset: v1, port: {number: 80}}}]}
+  - {name: nobody, match: [{headers: {x-v: {exact: none}}}], route: [{destination: {host: reviews, subset: none, port: {number: 80}}}]}
+  - {name: lost, match: [{uri: {prefix: /lost}}], route: [{destination: {host: missing.example, port: {number: 80}}}]}
+  - {name: teapot, match: [{uri: {prefix: /answer}}], directResponse: {status: 418}}
+  - {name: moved, match: [{uri: {prefix: /moved}}], redirect: {uri: /}}
+  - {name: fails, match: [{uri: {prefix: /fails}}], fault: {abort: {httpStatus: 500, percentage: {value: 10}}}, mirror: {host: old, port: {number: 80}}, route: [{destination: {host: reviews, subset: v1, port: {number: 80}}}]}
+  - {name: others, match: [{method: {exact: GET}}], route: [{destination: {host: reviews, subset: v1, port: {number: 80}}}]}
+`
+
+// TestExplainRoutes asks about requests that a client's routes send to different places.
+func TestExplainRoutes(t *testing.T) {
+	p := start(t)
+	p.emit(explained+routed, true)
+	server, web := p.connectAs("reviews", p.addr.GRPC, insecure.NewCredentials(), "").open(), p.connectApp("web").open()
+	server.wait("the configuration", func() bool { return server.have["virtualInbound"] != "" })
+	web.wait("the configuration", func() bool { return web.have["outbound|80|v1|reviews.shop.svc.cluster.local"] != "" })
+	const v1, old = "outbound|80|v1|reviews.shop.svc.cluster.local", "outbound|80||old.shop.svc.cluster.local"
+	for query, want := range map[string]struct {
+		decision explain.Decision
+		status   int
+		// reason is part of the first reason, route the name of the route, clusters where it leads.
+		reason, route string
+		clusters      []string
+	}{
+		"from=web-1.shop&to=reviews.shop&port=80":                           {explain.Allowed, 0, "ALLOW by spec.rules[0]", "others", []string{v1}},
+		"from=shop/web-1&to=shop/reviews&port=80":                           {explain.Allowed, 0, "ALLOW by spec.rules[0]", "others", []string{v1}},
+		"from=shop/web-1&to=http://reviews/x":                               {explain.Allowed, 0, "ALLOW by spec.rules[0]", "others", []string{v1}},
+		"from=shop/web-1&to=http://reviews.shop:80?x=y":                     {explain.Allowed, 0, "ALLOW by spec.rules[0]", "others", []string{v1}},
+		"from=shop/web-1&to=http://reviews/split":                           {explain.Allowed, 0, "ALLOW by spec.rules[0]", "split", []string{v1, old}},
+		"from=shop/web-1&to=http://reviews/secret":                          {explain.Denied, 403, "DENY by spec.rules[1]", "others", []string{v1}},
+		"from=shop/web-1&to=http://reviews/public":                          {explain.Denied, 403, "DENY by spec.rules[1]", "rewritten", []string{v1}},
+		"from=shop/web-1&to=http://reviews/&header=x-v=none":                {explain.Answered, 503, "cluster outbound|80|none|reviews.shop.svc.cluster.local has no endpoint", "nobody", []string{"outbound|80|none|reviews.shop.svc.cluster.local"}},
+		"from=shop/web-1&to=http://reviews/lost":                            {explain.Answered, 503, "leads to cluster outbound|80||missing.example, which it does not have", "lost", []string{"outbound|80||missing.example"}},
+		"from=shop/web-1&to=http://reviews/answer":                          {explain.Answered, 418, "answers itself, by VirtualService shop/reviews (input.yaml:", "teapot", nil},
+		"from=shop/web-1&to=http://reviews/moved":                           {explain.Answered, 301, "answers itself, by VirtualService shop/reviews", "moved", nil},
+		"from=shop/web-1&to=http://reviews/fails":                           {explain.Allowed, 0, "ALLOW by spec.rules[0]", "fails", []string{v1}},
+		"from=shop/web-1&to=http://reviews/&method=PUT":                     {explain.Answered, 404, "no route of virtual host reviews.shop.svc.cluster.local:80 matches", "", nil},
+		"from=shop/web-1&to=http://old/":                                    {explain.Allowed, 0, "nobody enforces policies", "default", []string{old}},
+		"from=shop/web-1&to=reviews.shop&port=90&tcp=true":                  {explain.Denied, 0, "DENY by spec.rules[0]", "", []string{"outbound|90||reviews.shop.svc.cluster.local"}},
+		"from=shop/web-1&to=reviews.shop&port=80&host=old.shop":             {explain.Allowed, 0, "nobody enforces policies", "default", []string{old}},
+		"from=shop/web-1&to=reviews.shop&port=80&tcp=true":                  {explain.Denied, 0, "the port accepts mutual TLS only", "", []string{"PassthroughCluster"}},
+		"from=shop/web-1&to=reviews.shop&port=80&host=unknown.example":      {explain.Denied, 0, "the port accepts mutual TLS only", "allow_any", []string{"PassthroughCluster"}},
+		"from=shop/web-1&to=http://reviews/public&header=x-v=none&method=X": {explain.Denied, 403, "DENY by spec.rules[1]", "rewritten", []string{v1}},
+	} {
+		code, got, body := p.explain(query)
+		if code != http.StatusOK || got.Route == nil || len(got.Workloads) == 0 {
+			t.Errorf("%s: response %d: %s", query, code, body)
+			continue
+		}
+		var clusters []string
+		for _, c := range got.Route.Clusters {
+			clusters = append(clusters, c.Name)
+		}
+		w := got.Workloads[0]
+		if got.Decision != want.decision || w.Status != want.status || !strings.Contains(w.Reason, want.reason) || got.Route.Name != want.route || !slices.Equal(clusters, want.clusters) {
+			t.Errorf("%s: %s, want %+v", query, body, want)
+		}
+	}
+	_, got, body := p.explain("from=shop/web-1&to=http://reviews/public/x?y")
+	if c := got.Route.Clusters[0]; c.Request == nil || *c.Request != (explain.Asked{Method: "GET", Host: "other.example", Path: "/secret/x?y"}) || c.Endpoints == nil || *c.Endpoints != 1 || !got.Workloads[0].Changed || got.Route.Object != "VirtualService shop/reviews" {
+		t.Error(body)
+	}
+	if got.Request.Host != "reviews" || got.Request.Path != "/public/x?y" || got.Route.Listener != "0.0.0.0_80" {
+		t.Error(body)
+	}
+	_, got, body = p.explain("from=shop/web-1&to=http://reviews/fails")
+	if notes := strings.Join(got.Route.Notes, "\n"); !strings.Contains(notes, "10 % of requests are aborted with 500") || !strings.Contains(notes, "a copy of requests is sent to "+old) {
+		t.Error(body)
+	}
+	for query, want := range map[string]string{
+		"from=shop/web-1&to=https://reviews/":                   "want http://",
+		"from=shop/web-1&to=http://":                            "want http://HOST:PORT/PATH",
+		"from=shop/web-1&to=http://reviews:0/":                  "want a port of 1–65535",
+		"from=shop/web-1&to=http://reviews/&port=80":            "port and path are those of the URL",
+		"from=shop/web-1&to=http://reviews/&tcp=true":           "has no URL",
+		"from=shop/web-1&to=http://nobody/":                     `no service "nobody"`,
+		"from=shop/web-1&to=http://reviews:81/":                 "has no port 81",
+		"from=shop/web-1&to=http://u:p@reviews/":                "want http://HOST:PORT/PATH",
+		"from=none&to=http://reviews/":                          `no service "reviews"`,
+		"from=shop/web-1&to=" + url.QueryEscape("http://a\x00"): "invalid URL",
+	} {
+		if code, _, body := p.explain(query); code == http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("%s: response %d: %s; want %s", query, code, body, want)
+		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	rawv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/raw_buffer/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/protobuf/proto"
@@ -68,6 +69,59 @@ func Connects(cluster, endpoints []byte, at netip.AddrPort, identity string, htt
 		}
 	}
 	return "", nil, false, nil
+}
+
+// Outbound returns where a listener of a client's proxy sends a connection, or a request on it, which is nil for one that is not HTTP.
+// The listener is encoded as a proxy is sent it, and so are the route configuration of a name and the virtual hosts that it has besides,
+// which routes returns; nil if there is no such configuration.
+func Outbound(listener []byte, c simulate.Connection, r *simulate.Request, routes func(name string) (config []byte, hosts [][]byte)) (simulate.Route, error) {
+	l := &listenerv3.Listener{}
+	if err := decode(listener, l); err != nil {
+		return simulate.Route{}, err
+	}
+	return simulate.Outbound(l, c, r, func(name string) (*routev3.RouteConfiguration, error) {
+		body, hosts := routes(name)
+		if body == nil {
+			return nil, fmt.Errorf("route configuration %q: the proxy was sent none", name)
+		}
+		config := &routev3.RouteConfiguration{}
+		if err := decode(body, config); err != nil {
+			return nil, err
+		}
+		for _, body := range hosts {
+			host := &routev3.VirtualHost{}
+			if err := decode(body, host); err != nil {
+				return nil, err
+			}
+			config.VirtualHosts = append(config.VirtualHosts, host)
+		}
+		return config, nil
+	})
+}
+
+// Endpoints returns how many endpoints a cluster of a client has that can be used; known is false for those whose endpoints the proxy
+// finds out itself, by DNS or from the connection. Both are encoded as in Connects.
+func Endpoints(cluster, endpoints []byte) (number int, known bool, err error) {
+	c, list := &clusterv3.Cluster{}, &endpointv3.ClusterLoadAssignment{}
+	if err := decode(cluster, c); err != nil {
+		return 0, false, err
+	}
+	switch c.GetType() {
+	case clusterv3.Cluster_EDS:
+		if endpoints != nil {
+			if err := decode(endpoints, list); err != nil {
+				return 0, false, err
+			}
+		}
+	case clusterv3.Cluster_STATIC:
+		list = c.GetLoadAssignment()
+	case clusterv3.Cluster_STRICT_DNS, clusterv3.Cluster_LOGICAL_DNS, clusterv3.Cluster_ORIGINAL_DST:
+		return 0, false, nil
+	}
+	for _, l := range list.GetEndpoints() {
+		number += len(l.GetLbEndpoints())
+	}
+	return number, c.GetClusterType() == nil, nil
 }
 
 // Listener is one of a workload's proxy, with the objects that it is made from.

@@ -36,6 +36,8 @@ type Decision string
 const (
 	Allowed Decision = "allowed"
 	Denied  Decision = "denied"
+	// Answered: the client's own proxy answers, with Status or, without one, by closing the connection.
+	Answered Decision = "answered"
 	// Asks: an external authorizer decides.
 	Asks Decision = "asks"
 	// Depends: it differs between the workloads, or between the subsets that a client reaches one by.

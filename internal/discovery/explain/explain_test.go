@@ -177,7 +177,11 @@ func FuzzQuestion(f *testing.F) {
 	f.Fuzz(func(t *testing.T, question string, b []byte) {
 		var q explain.Query
 		var l listenerv3.Listener
-		if json.Unmarshal([]byte(question), &q) != nil || q.Validate() != nil || proto.Unmarshal(b, &l) != nil {
+		if json.Unmarshal([]byte(question), &q) != nil || proto.Unmarshal(b, &l) != nil {
+			return
+		}
+		q, err := q.Complete()
+		if err != nil {
 			return
 		}
 		_, _, _ = q.Identity("cluster.local")

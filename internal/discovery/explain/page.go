@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/simulate"
@@ -13,9 +15,10 @@ import (
 
 // Query is a question: may a client make a request to a workload, or to those of a service.
 type Query struct {
-	// From is the client: POD.NAMESPACE, NAMESPACE/ACCOUNT, a SPIFFE identity, or None.
+	// From is the client: POD.NAMESPACE or NAMESPACE/POD, NAMESPACE/ACCOUNT where there is no such Pod, a SPIFFE identity, or None.
 	From string `json:"from"`
-	// To is POD.NAMESPACE, or a service by its host or as NAME.NAMESPACE.
+	// To is POD.NAMESPACE or NAMESPACE/POD, a service by its host, as NAME.NAMESPACE or NAMESPACE/NAME, or a URL,
+	// http://HOST[:PORT][/PATH], whose host may be one that is short in the client's namespace.
 	To string `json:"to"`
 	// Port is the service's, or of a Pod the Pod's; 0 is the only one.
 	Port uint32 `json:"port,omitempty"`
@@ -33,11 +36,66 @@ type Query struct {
 	Claims map[string]any `json:"claims,omitempty"`
 }
 
+// ClientElsewhere is the note of verdicts for a client whose proxy is not connected to a replica.
+const ClientElsewhere = "the client's proxy is not connected to this replica: DestinationRules for how it connects, and routes, are not considered"
+
 // None as From is a client without a proxy, which connects in plaintext.
 const None = "none"
 
-// Validate returns an error that names what cannot be asked.
-func (q *Query) Validate() error {
+// IsURL reports whether To is a URL.
+func (q *Query) IsURL() bool { return strings.Contains(q.To, "://") }
+
+// Complete returns the query with the host, the port and the path of a URL in To, of which only the name of the host remains there. The
+// error names what cannot be asked.
+func (q Query) Complete() (Query, error) {
+	if err := q.split(); err != nil {
+		return q, err
+	}
+	return q, q.validate()
+}
+
+// split takes a URL apart.
+func (q *Query) split() error {
+	if !q.IsURL() {
+		return nil
+	}
+	u, err := url.Parse(q.To)
+	switch {
+	case err != nil:
+		return fmt.Errorf("invalid URL %.300q: want http://HOST:PORT/PATH", q.To)
+	case u.Scheme != "http":
+		return fmt.Errorf("invalid URL %.300q: want http://; what is in TLS of the application is not evaluated: for the connection, want the service and tcp", q.To)
+	case u.Hostname() == "" || u.User != nil || u.Fragment != "":
+		return fmt.Errorf("invalid URL %.300q: want http://HOST:PORT/PATH", q.To)
+	case q.TCP:
+		return errors.New("a connection that is not HTTP has no URL: want the service without tcp")
+	case q.Port != 0 || q.Path != "":
+		return errors.New("port and path are those of the URL: want them there")
+	}
+	q.Port = 80
+	if text := u.Port(); text != "" {
+		n, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || n == 0 {
+			return fmt.Errorf("invalid URL %.300q: want a port of 1–65535", q.To)
+		}
+		q.Port = uint32(n)
+	}
+	if q.Host == "" {
+		q.Host = u.Host
+	}
+	_, rest, _ := strings.Cut(q.To, "://") // as it is written, with its escapes
+	if i := strings.IndexAny(rest, "/?"); i >= 0 {
+		q.Path = rest[i:]
+	}
+	if strings.HasPrefix(q.Path, "?") {
+		q.Path = "/" + q.Path
+	}
+	q.To = u.Hostname()
+	return nil
+}
+
+// validate returns an error that names what cannot be asked.
+func (q *Query) validate() error {
 	switch {
 	case q.From == "":
 		return errors.New("missing from: want POD.NAMESPACE, NAMESPACE/ACCOUNT, a SPIFFE identity, or none")
@@ -115,6 +173,32 @@ func (q *Query) Request(host string) *simulate.Request {
 	return r
 }
 
+// Route is where the client's proxy sends a request, or a connection.
+type Route struct {
+	// Listener is the one that takes it. Routes, VirtualHost and Name are those of the route; empty for a connection.
+	Listener    string `json:"listener,omitempty"`
+	Routes      string `json:"routes,omitempty"`
+	VirtualHost string `json:"virtualHost,omitempty"`
+	Name        string `json:"name,omitempty"`
+	// Object is what the route is made from, such as "VirtualService shop/cart", and Origin its file and line; empty for the default.
+	Object string `json:"object,omitempty"`
+	Origin string `json:"origin,omitempty"`
+	// Clusters are those that it may be sent to; none if the proxy answers itself.
+	Clusters []RouteCluster `json:"clusters,omitempty"`
+	Notes    []string       `json:"notes,omitempty"`
+}
+
+// RouteCluster is one of the clusters of a route.
+type RouteCluster struct {
+	Name string `json:"name"`
+	// Weight is 0 for the only one.
+	Weight uint32 `json:"weight,omitempty"`
+	// Endpoints is how many endpoints it has; nil if the proxy finds them out itself.
+	Endpoints *int `json:"endpoints,omitempty"`
+	// Request is what is sent there; nil for a connection, and where it is what was asked.
+	Request *Asked `json:"request,omitempty"`
+}
+
 // Client is who asks.
 type Client struct {
 	Name string `json:"name"`
@@ -135,6 +219,8 @@ type Workload struct {
 	Verdict
 	// Elsewhere is set if the proxy is not connected to this replica, which so has no verdict.
 	Elsewhere bool `json:"elsewhere,omitempty"`
+	// Changed is set if the client's route changes the request.
+	Changed bool `json:"changed,omitempty"`
 }
 
 // Answer is the answer to a query.
@@ -145,7 +231,9 @@ type Answer struct {
 	To   string `json:"to"`
 	Port uint32 `json:"port,omitempty"`
 	// Request is what is asked, nil for a connection that is not HTTP.
-	Request   *Asked     `json:"request,omitempty"`
+	Request *Asked `json:"request,omitempty"`
+	// Route is where the client's proxy sends it; nil if To is a Pod, or the client has no proxy that is connected.
+	Route     *Route     `json:"route,omitempty"`
 	Workloads []Workload `json:"workloads"`
 }
 
@@ -170,8 +258,14 @@ func Of(all []Workload) Decision {
 	return out
 }
 
-// Join joins the answers of replicas, each of which has the verdicts of the proxies that are connected to it.
+// Join joins the answers of replicas, each of which has the verdicts of the proxies that are connected to it. That of the client's
+// replica has the route, which says which workloads there are.
 func Join(all []Answer) Answer {
+	for i, a := range all {
+		if a.Route != nil {
+			return a.with(slices.Delete(slices.Clone(all), i, i+1))
+		}
+	}
 	out := all[0]
 	out.Workloads = nil
 	for _, elsewhere := range []bool{false, true} {
@@ -189,4 +283,31 @@ func Join(all []Answer) Answer {
 	slices.SortStableFunc(out.Workloads, func(a, b Workload) int { return strings.Compare(a.Name, b.Name) })
 	out.Decision = Of(out.Workloads)
 	return out
+}
+
+// with takes the verdicts of workloads that others are connected to, where these have evaluated the same request on the same kind of
+// connection: they do not know the client's route.
+func (a Answer) with(others []Answer) Answer {
+	a.Workloads = slices.Clone(a.Workloads)
+	for i, w := range a.Workloads {
+		if !w.Elsewhere {
+			continue
+		}
+		for _, other := range others {
+			for _, o := range other.Workloads {
+				if o.Elsewhere || o.Name != w.Name || o.Port != w.Port {
+					continue
+				}
+				if w.Changed || o.Connects != w.Connects {
+					a.Workloads[i].Reason = "its proxy is connected to a replica that does not know how the client connects and what its route changes"
+					continue
+				}
+				o.By = w.By
+				o.Notes = slices.DeleteFunc(slices.Clone(o.Notes), func(n string) bool { return n == ClientElsewhere })
+				a.Workloads[i] = o
+			}
+		}
+	}
+	a.Decision = Of(a.Workloads)
+	return a
 }

@@ -55,8 +55,8 @@ type mesh struct {
 	pki       *policytest.PKI
 }
 
-// newMesh starts an Envoy with n sets of policies.
-func newMesh(t *testing.T, n int) *mesh {
+// seedOf is the seed of a test's random choices.
+func seedOf(t *testing.T) uint64 {
 	t.Helper()
 	seed := uint64(1)
 	if s := os.Getenv(seedVariable); s != "" {
@@ -66,6 +66,13 @@ func newMesh(t *testing.T, n int) *mesh {
 		}
 	}
 	t.Logf("seed %d", seed)
+	return seed
+}
+
+// newMesh starts an Envoy with n sets of policies.
+func newMesh(t *testing.T, n int) *mesh {
+	t.Helper()
+	seed := seedOf(t)
 	m := &mesh{gen: gen{rand.New(rand.NewPCG(seed, 0)), map[string]*token.Issuer{}, t}, pki: policytest.NewPKI(t)}
 	for _, name := range []string{"a.example", "b.example", "none.example", "stranger.example"} {
 		m.issuers[name] = token.New(t, name)

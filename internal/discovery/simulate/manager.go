@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -73,6 +74,7 @@ func (v *Verdict) request(m *hcmv3.HttpConnectionManager, s subject, r Request, 
 	}
 	r.Headers = headers
 	s.written = map[string]bool{}
+	maps.Copy(s.written, r.Unknown)
 	if err := s.present(m); err != nil {
 		return err
 	}

@@ -54,6 +54,8 @@ type Request struct {
 	// Claims are those of a token that the request has besides; nil is none. It is taken for signed with a key of its issuer, which
 	// is the claim "iss", and is where the issuer's provider looks for tokens first.
 	Claims map[string]any
+	// Unknown are headers whose values are not known, by names in lower case: a rule about one is an error.
+	Unknown map[string]bool
 }
 
 // Verdict says what becomes of a connection or of a request.
