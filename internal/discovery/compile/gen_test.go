@@ -584,6 +584,7 @@ var patches = []string{
 	`{applyTo: NETWORK_FILTER, match: {context: SIDECAR_INBOUND}, patch: {operation: INSERT_FIRST, value: {name: tcp, config_discovery: {config_source: {ads: {}, initial_fetch_timeout: 1s}, type_urls: [type.googleapis.com/envoy.extensions.filters.network.connection_limit.v3.ConnectionLimit]}}}}`,
 	`{applyTo: BOOTSTRAP, patch: {operation: MERGE, value: {stats_config: {stats_tags: [{tag_name: a, fixed_value: x}]}}}}`,
 	`{applyTo: BOOTSTRAP, match: {context: SIDECAR_INBOUND, proxy: {proxyVersion: '^1'}}, patch: {operation: MERGE, value: {stats_flush_interval: 9s, static_resources: {clusters: [{name: c, type: STATIC}]}}}}`,
+	`{applyTo: CLUSTER, match: {context: SIDECAR_OUTBOUND, proxy: {metadata: {NAMESPACE: x}}}, patch: {operation: MERGE, value: {per_connection_buffer_limit_bytes: 79}}}`,
 	`{applyTo: BOOTSTRAP, match: {context: GATEWAY}, patch: {operation: MERGE, value: {stats_flush_interval: 0.00001s}}}`,
 }
 

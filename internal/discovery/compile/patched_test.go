@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/patch"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
@@ -80,5 +81,31 @@ func TestPatchRerunsWhatItMatches(t *testing.T) {
 				t.Errorf("made from %v", why)
 			}
 		})
+	}
+}
+
+// A patch is for the proxies whose metadata have all of the values in its match.
+func TestPatchesByMetadata(t *testing.T) {
+	node := proxy(t, "sidecar~10.99.0.9~client.shop~shop.svc.cluster.local", "app=client")
+	node.Metadata.ClusterID, node.Metadata.Network, node.Metadata.IstioVersion = "one", "net", "1.28.0"
+	said := map[string]string{"NAME": "client", "NAMESPACE": "shop", "CLUSTER_ID": "one", "NETWORK": "net", "ISTIO_VERSION": "1.28.0"}
+	for _, key := range patch.MetadataKeys {
+		for match, want := range map[string]bool{
+			key + ": \"" + said[key] + "\"":              true,
+			key + ": other":                              false,
+			key + ": \"" + said[key] + "\", NAME: other": false,
+		} {
+			if key == "NAME" && strings.Contains(match, ",") {
+				continue
+			}
+			w := newWorld()
+			w.apply(t, bookshop)
+			w.apply(t, strings.NewReplacer("NS", "shop", "TIMEOUT", "3s", "SELECTOR", "", "{context: SIDECAR_OUTBOUND, ", "{context: SIDECAR_OUTBOUND, proxy: {metadata: {"+match+"}}, ").Replace(clusterPatch))
+			class := w.join(node)
+			patched := slices.ContainsFunc(w.contents(compile.Layers(class)[compile.ScopeLayer]), func(k compile.Key) bool { return k.Kind == compile.ClusterPatched })
+			if patched != want {
+				t.Errorf("%s: patched %v, want %v", match, patched, want)
+			}
+		}
 	}
 }

@@ -67,10 +67,10 @@ func (m *Model) patching(r *incr.Reader, k ProxyKey, labels map[string]string, g
 			outside := networking.EnvoyFilter_SIDECAR_OUTBOUND
 			if k.Role == mesh.Router {
 				outside = networking.EnvoyFilter_GATEWAY
-			} else if text, ok := f.patchesFor(networking.EnvoyFilter_SIDECAR_INBOUND, k.Version); ok {
+			} else if text, ok := f.patchesFor(networking.EnvoyFilter_SIDECAR_INBOUND, k); ok {
 				ofWorkload = append(ofWorkload, key+text)
 			}
-			if text, ok := f.patchesFor(outside, k.Version); ok {
+			if text, ok := f.patchesFor(outside, k); ok {
 				ofScope = append(ofScope, key+text)
 			}
 		}
@@ -119,7 +119,7 @@ func (m *Model) BootstrapPatching(r *incr.Reader, k ProxyKey) string {
 func (f *EnvoyFilter) bootstrapPatches(k ProxyKey) string {
 	var some []string
 	for i, p := range f.Spec.GetConfigPatches() {
-		if p.GetApplyTo() != networking.EnvoyFilter_BOOTSTRAP || !matchesVersion(p, k.Version) {
+		if p.GetApplyTo() != networking.EnvoyFilter_BOOTSTRAP || !matchesProxy(p, k) {
 			continue
 		}
 		switch p.GetMatch().GetContext() {
@@ -137,28 +137,35 @@ func (f *EnvoyFilter) bootstrapPatches(k ProxyKey) string {
 	return strings.Join(some, ",")
 }
 
-// matchesVersion reports whether a patch is for proxies of a version.
-func matchesVersion(p *networking.EnvoyFilter_EnvoyConfigObjectPatch, version string) bool {
-	want := p.GetMatch().GetProxy().GetProxyVersion()
-	if want == "" {
+// matchesProxy reports whether a patch's match is for a proxy: by its version, and by what its node's metadata say. A key that is not one of
+// patch.MetadataKeys matches nothing. [control-plane 1.9.26]
+func matchesProxy(p *networking.EnvoyFilter_EnvoyConfigObjectPatch, k ProxyKey) bool {
+	of := p.GetMatch().GetProxy()
+	said := map[string]string{"NAME": k.Name, "NAMESPACE": k.Namespace, "CLUSTER_ID": k.Location.Cluster, "NETWORK": k.Location.Network, "ISTIO_VERSION": k.Version}
+	for key, want := range of.GetMetadata() {
+		if got, ok := said[key]; !ok || got != want {
+			return false
+		}
+	}
+	if of.GetProxyVersion() == "" {
 		return true
 	}
-	re, err := regexp.Compile(want)
-	return err == nil && re.MatchString(version)
+	re, err := regexp.Compile(of.GetProxyVersion())
+	return err == nil && re.MatchString(k.Version)
 }
 
-// patchesFor says which patches are for a context of a proxy of a version, in the form "#0,2", "" for all that are for the
+// patchesFor says which patches are for a context of a proxy, in the form "#0,2", "" for all that are for the
 // context; false if none is.
-func (f *EnvoyFilter) patchesFor(in networking.EnvoyFilter_PatchContext, version string) (text string, any bool) {
+func (f *EnvoyFilter) patchesFor(in networking.EnvoyFilter_PatchContext, k ProxyKey) (text string, any bool) {
 	var some []string
 	all := true
 	for i, p := range f.Spec.GetConfigPatches() {
 		if !inContext(p, in) {
 			continue
 		}
-		if p.GetMatch().GetProxy().GetProxyVersion() != "" {
+		if of := p.GetMatch().GetProxy(); of.GetProxyVersion() != "" || len(of.GetMetadata()) > 0 {
 			all = false
-			if !matchesVersion(p, version) {
+			if !matchesProxy(p, k) {
 				continue
 			}
 		}

@@ -9,6 +9,7 @@ package patch
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -42,6 +43,9 @@ const (
 	Outbound = networking.EnvoyFilter_SIDECAR_OUTBOUND
 	Gateway  = networking.EnvoyFilter_GATEWAY
 )
+
+// MetadataKeys are the keys of a node's metadata by which a match may select proxies.
+var MetadataKeys = []string{"NAME", "NAMESPACE", "CLUSTER_ID", "NETWORK", "ISTIO_VERSION"}
 
 // Patch is one of an EnvoyFilter's patches. It must not be changed.
 type Patch struct {
@@ -278,8 +282,10 @@ func (p *parser) match(want string) {
 	if m.GetListener().GetPortName() != "" {
 		p.leaveOut("match.listener.portName", "listeners have no port names; use portNumber")
 	}
-	if len(m.GetProxy().GetMetadata()) > 0 {
-		p.leaveOut("match.proxy.metadata", "proxies are not selected by their metadata; use workloadSelector")
+	for _, key := range slices.Sorted(maps.Keys(m.GetProxy().GetMetadata())) {
+		if !slices.Contains(MetadataKeys, key) {
+			p.leaveOut("match.proxy.metadata", fmt.Sprintf("proxies are not selected by the key %q; use workloadSelector, or one of %s", key, strings.Join(MetadataKeys, ", ")))
+		}
 	}
 	if _, err := regexp.Compile(m.GetProxy().GetProxyVersion()); err != nil {
 		p.fail("match.proxy.proxyVersion", "invalid regular expression: %v", err)

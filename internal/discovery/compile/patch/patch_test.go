@@ -75,7 +75,7 @@ func TestParse(t *testing.T) {
 		{`{applyTo: CLUSTER, patch: {operation: MERGE}}`, `patch.value: is empty; set the configuration to merge`},
 		{`{applyTo: CLUSTER, match: {listener: {portNumber: 80}}, patch: {operation: REMOVE}}`, `match.listener: is not what CLUSTER is matched by; use cluster`},
 		{`{applyTo: CLUSTER, match: {proxy: {proxyVersion: "("}}, patch: {operation: REMOVE}}`, `match.proxy.proxyVersion: invalid regular expression: error parsing regexp: missing closing ): ` + "`(`"},
-		{`{applyTo: CLUSTER, match: {proxy: {metadata: {a: b}}}, patch: {operation: REMOVE}}`, `(not applied) match.proxy.metadata: not applied: proxies are not selected by their metadata; use workloadSelector`},
+		{`{applyTo: CLUSTER, match: {proxy: {metadata: {NAME: x, a: b}}}, patch: {operation: REMOVE}}`, `(not applied) match.proxy.metadata: not applied: proxies are not selected by the key "a"; use workloadSelector, or one of NAME, NAMESPACE, CLUSTER_ID, NETWORK, ISTIO_VERSION`},
 		{`{applyTo: BOOTSTRAP, patch: {operation: MERGE, value: {stats_flush_interval: 9s}}}`, `(note) applyTo: takes effect at proxies whose agents have BOOTSTRAP_XDS_AGENT=true, when their Envoy is started or replaced`},
 		{`{applyTo: BOOTSTRAP, patch: {operation: MERGE, value: {statsFlush: 9s}}}`, `patch.value: unknown field "statsFlush"`},
 		{`{applyTo: BOOTSTRAP, patch: {operation: ADD, value: {}}}`, `patch.operation: invalid value ADD for BOOTSTRAP: want one of MERGE`},
