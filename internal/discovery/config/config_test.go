@@ -167,7 +167,7 @@ func TestEnvoyFilters(t *testing.T) {
 		{object.EnvoyFilter, "{workloadSelector: {labels: {app: x}}, configPatches: [{applyTo: CLUSTER, patch: {operation: MERGE, value: {connect_timeout: 1s}}}]}", nil},
 		{object.EnvoyFilter, "{}", []string{"W spec.configPatches: is empty: nothing is patched"}},
 		{object.EnvoyFilter, "{targetRefs: [{kind: Gateway, name: a}], workloadSelector: {labels: {a: b}}, configPatches: [{applyTo: EXTENSION_CONFIG, patch: {operation: MERGE}}]}", []string{
-			"E spec.targetRefs[0].kind: unknown kind", "E spec.workloadSelector: cannot be set together with targetRefs", "W spec.configPatches[0].applyTo: not applied"}},
+			"E spec.targetRefs[0].kind: unknown kind", "E spec.workloadSelector: cannot be set together with targetRefs", "E spec.configPatches[0].patch.operation: invalid value MERGE for EXTENSION_CONFIG"}},
 		{object.EnvoyFilter, "{configPatches: [{applyTo: BOOTSTRAP, patch: {operation: MERGE, value: {stats_flush_interval: 9s}}}, {applyTo: BOOTSTRAP, patch: {operation: MERGE, value: {node: {id: x}}}}]}", []string{
 			"I spec.configPatches[0].applyTo: takes effect at proxies whose agents have BOOTSTRAP_XDS_AGENT=true", "E spec.configPatches[1].patch.value.node: must not be changed: the agent says who the proxy is"}},
 		{object.EnvoyFilter, "{workloadSelector: {labels: {a b: x}}, configPatches: [{applyTo: CLUSTER, patch: {operation: REMOVE}}, {applyTo: CLUSTER, patch: {operation: MERGE, value: {none: 1}}}]}", []string{
