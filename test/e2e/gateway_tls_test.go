@@ -29,7 +29,7 @@ type authority struct {
 	pool *x509.CertPool
 }
 
-func newAuthority(t *testing.T) *authority {
+func newAuthority(t testing.TB) *authority {
 	t.Helper()
 	a := &authority{pool: x509.NewCertPool()}
 	cert, _, key := a.issue(t, "root")
@@ -39,7 +39,7 @@ func newAuthority(t *testing.T) *authority {
 }
 
 // issue returns a certificate for a name, as PEM with its key, too; the first one is the authority's own.
-func (a *authority) issue(t *testing.T, name string) (*x509.Certificate, [2][]byte, *ecdsa.PrivateKey) {
+func (a *authority) issue(t testing.TB, name string) (*x509.Certificate, [2][]byte, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -227,6 +227,13 @@ func (m *Mesh) discoveryHost() (start func(netmesh.Command) (*netmesh.Process, e
 	return c.Start, m.o.ConfigAt, nil
 }
 
+// DiscoveryPID returns the process id of pilot-discovery.
+func (m *Mesh) DiscoveryPID() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.discovery.PID()
+}
+
 // KillDiscovery ends pilot-discovery with SIGKILL and waits for its end.
 func (m *Mesh) KillDiscovery() error {
 	m.mu.Lock()
