@@ -84,6 +84,8 @@ const (
 	// DynamicDNS is set if the proxy resolves names of requests and leaves out addresses that it is told: an Envoy of 1.39 or later
 	// with dynamicExtensions. An older one would ignore the list of addresses.
 	DynamicDNS
+	// Sessions: envoy.filters.http.stateful_session.
+	Sessions
 )
 
 // Has reports whether all bits of x are set in c.
@@ -95,6 +97,7 @@ var extensionBits = map[string]Capability{
 	"envoy.filters.http.fault":                        Fault,
 	"envoy.filters.http.cors":                         CORS,
 	"envoy.filters.http.rbac":                         RBAC,
+	"envoy.filters.http.stateful_session":             Sessions,
 	"envoy.filters.network.rbac":                      NetworkRBAC,
 	"envoy.filters.http.jwt_authn":                    JWT,
 	"envoy.filters.http.ext_authz":                    ExtAuthz,

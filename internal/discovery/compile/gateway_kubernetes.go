@@ -33,7 +33,7 @@ func (c *Compiler) attachedByHost(r *incr.Reader, p model.RouterPort, servers []
 
 // attachedRoutes translates the routes of the Gateway API for one host of a router.
 func (c *Compiler) attachedRoutes(r *incr.Reader, s mesh.ScopeID, h gatewayHostNamed) []*routev3.Route {
-	return c.kubernetesRoutes(r, s, h.attached, route.KubernetesInput{Port: h.port, TLS: h.tls})
+	return c.kubernetesRoutes(r, s, h.attached, route.KubernetesInput{Port: h.port, TLS: h.tls, Sessions: s.Value().Caps.Has(mesh.Sessions)})
 }
 
 // kubernetesRoutes translates routes of the Gateway API, of which in says where they are.

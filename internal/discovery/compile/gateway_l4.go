@@ -28,6 +28,7 @@ func (c *Compiler) gatewayPlan(r *incr.Reader, k scopeName) listener.Gateway {
 	plan := listener.Gateway{
 		Name: k.name, Address: cmp.Or(p.Bind, listener.Wildcard(caps)), Port: p.Listen, TLS: p.Kind == mesh.ServesTLS,
 		TrustDomains: append([]string{m.TrustDomain}, m.TrustDomainAliases...), Topology: c.topology(r, k.scope),
+		Sessions: caps.Has(mesh.Sessions) && c.model.KeepsSessions(r, p),
 	}
 	g := gatewayChains{c: c, r: r, scope: k.scope}
 	switch p.Kind {

@@ -149,6 +149,9 @@ func (d *dice) httpRule() gatewayv1.HTTPRouteRule {
 	case 2:
 		r.Filters = []gatewayv1.HTTPRouteFilter{{Type: gatewayv1.HTTPRouteFilterRequestMirror, RequestMirror: &gatewayv1.HTTPRequestMirrorFilter{BackendRef: d.backendRef().BackendObjectReference}}}
 	}
+	if d.oneIn(4) {
+		r.SessionPersistence = &gatewayv1.SessionPersistence{SessionName: pick(d, nil, to("s")), Type: pick(d, nil, to(gatewayv1.HeaderBasedSessionPersistence))}
+	}
 	for range d.roll(3) {
 		r.BackendRefs = append(r.BackendRefs, gatewayv1.HTTPBackendRef{BackendRef: d.backendRef()})
 	}

@@ -258,7 +258,7 @@ func (c *check) kubernetesHTTPRoute(s *gatewayv1.HTTPRouteSpec) {
 			c.filters(item(at+".backendRefs", j), b.Filters, false)
 		}
 		c.routeTimes(at, r)
-		c.session(at, r.SessionPersistence)
+		c.session(at, r.SessionPersistence, served(r.BackendRefs, func(b gatewayv1.HTTPBackendRef) *int32 { return b.Weight }), s.ParentRefs)
 	}
 }
 
@@ -276,10 +276,55 @@ func rewritePath(f gatewayv1.HTTPRouteFilter) *gatewayv1.HTTPPathModifier {
 	return f.URLRewrite.Path
 }
 
-func (c *check) session(at string, s *gatewayv1.SessionPersistence) {
-	if s != nil {
-		c.warn(at+".sessionPersistence", "not applied: the requests of a session may go to any endpoint")
+// sessionToken is the form of names of cookies and headers (RFC 9110, section 5.6.2).
+var sessionToken = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$")
+
+// session checks the session persistence of a rule with a number of backends that get requests. [control-plane 1.11.7]
+func (c *check) session(at string, s *gatewayv1.SessionPersistence, backends int, parents []gatewayv1.ParentReference) {
+	if s == nil {
+		return
 	}
+	at += ".sessionPersistence"
+	if slices.ContainsFunc(parents, func(p gatewayv1.ParentReference) bool { return given(p.Kind) == "Service" }) {
+		c.warn(at, "not applied between workloads: the requests of a session may go to any endpoint of a parent that is a Service; use consistentHash of a DestinationRule")
+	}
+	if backends > 1 {
+		c.warn(at, "not applied to the choice between the %d backends, which is made by weight for each request: a session is kept within each of them", backends)
+	}
+	if s.SessionName != nil && !sessionToken.MatchString(*s.SessionName) {
+		c.fail(at+".sessionName", "invalid name %.150q of a cookie or header: want 1–128 characters without spaces and separators", *s.SessionName)
+	}
+	lifetime := gatewayv1.SessionCookieLifetimeType
+	switch kind := given(s.Type); {
+	case kind != "" && kind != gatewayv1.CookieBasedSessionPersistence && kind != gatewayv1.HeaderBasedSessionPersistence:
+		c.fail(at+".type", "invalid type %.100q: want Cookie or Header", string(kind))
+	case s.CookieConfig == nil:
+	case kind == gatewayv1.HeaderBasedSessionPersistence:
+		c.fail(at+".cookieConfig", "is for type Cookie: remove it")
+	default:
+		if lifetime = given(s.CookieConfig.LifetimeType); !slices.Contains([]gatewayv1.CookieLifetimeType{"", gatewayv1.SessionCookieLifetimeType, gatewayv1.PermanentCookieLifetimeType}, lifetime) {
+			c.fail(at+".cookieConfig.lifetimeType", "invalid type %.100q: want Session or Permanent", string(lifetime))
+		}
+	}
+	switch permanent := lifetime == gatewayv1.PermanentCookieLifetimeType; {
+	case s.AbsoluteTimeout == nil && permanent:
+		c.fail(at+".absoluteTimeout", "is missing: a cookie of type Permanent has one")
+	case s.AbsoluteTimeout == nil:
+	case !gatewayDuration.MatchString(string(*s.AbsoluteTimeout)):
+		c.fail(at+".absoluteTimeout", "invalid duration %.100q: want one such as 500ms or 1m30s", string(*s.AbsoluteTimeout))
+	case !permanent:
+		c.warn(at+".absoluteTimeout", "not applied: only the age of a cookie with lifetimeType Permanent is limited; a session lasts as long as the client sends its cookie or header")
+	}
+}
+
+// served is how many backends get requests.
+func served[T any](refs []T, weight func(T) *int32) (n int) {
+	for _, b := range refs {
+		if w := weight(b); w == nil || *w > 0 {
+			n++
+		}
+	}
+	return n
 }
 
 func (c *check) routeTimes(at string, r gatewayv1.HTTPRouteRule) {
@@ -462,7 +507,7 @@ func (c *check) grpcRoute(s *gatewayv1.GRPCRouteSpec) {
 			c.backend(item(at+".backendRefs", j), b.BackendObjectReference, b.Weight)
 			filters(item(at+".backendRefs", j), b.Filters, false)
 		}
-		c.session(at, r.SessionPersistence)
+		c.session(at, r.SessionPersistence, served(r.BackendRefs, func(b gatewayv1.GRPCBackendRef) *int32 { return b.Weight }), s.ParentRefs)
 	}
 }
 

@@ -201,6 +201,9 @@ func (m *Model) putRoute(o *object.Object, row *KubernetesRoute, common gatewayv
 			buckets = append(buckets, destinationBucket(m.serviceHost(cmp.Or(string(value(b.Namespace)), o.Namespace), string(b.Name))))
 		}
 	}
+	if row.keepsSessions() {
+		buckets = append(buckets, sessionBucket)
+	}
 	m.tables.routes.Put(routeKey(o.Key), row, buckets...)
 }
 
@@ -246,6 +249,25 @@ func (k *KubernetesRoute) backends() (out []gatewayv1.BackendObjectReference) {
 		}
 	}
 	return out
+}
+
+// sessionBucket is the bucket of the routes that keep the requests of a session at one endpoint.
+const sessionBucket = "sessions"
+
+// keepsSessions reports whether a rule of an HTTPRoute or a GRPCRoute has session persistence.
+func (k *KubernetesRoute) keepsSessions() bool {
+	return k.HTTP != nil && slices.ContainsFunc(k.HTTP.Rules, func(r gatewayv1.HTTPRouteRule) bool { return r.SessionPersistence != nil }) ||
+		k.GRPC != nil && slices.ContainsFunc(k.GRPC.Rules, func(r gatewayv1.GRPCRouteRule) bool { return r.SessionPersistence != nil })
+}
+
+// KeepsSessions reports whether a route at a listener of a router's port keeps the requests of a session at one endpoint.
+func (m *Model) KeepsSessions(r *incr.Reader, p RouterPort) bool {
+	for _, route := range incr.In(r, m.tables.routes, sessionBucket) {
+		if slices.ContainsFunc(p.Servers, func(s Server) bool { return s.listener != nil && m.attaches(r, s, route) }) {
+			return true
+		}
+	}
+	return false
 }
 
 // plainBackends returns what a TLSRoute or a TCPRoute refers to.

@@ -6,6 +6,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	sessionv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/stateful_session/v3"
 	proxyprotocolv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/authz"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/route"
 	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -35,6 +37,8 @@ type Gateway struct {
 	// Authorization are the filters that decide who is let in, and Closed ends every connection.
 	Authorization authz.Filters
 	Closed        bool
+	// Sessions is set if a route keeps the requests of a session at one endpoint.
+	Sessions bool
 }
 
 // GatewayChain is one filter chain of a router's listener.
@@ -88,7 +92,7 @@ func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
 		case g.Closed:
 			chain.Filters = []*listenerv3.Filter{Env{Mesh: &meshv1.MeshConfig{}}.tcpProxy(mesh.BlackHoleCluster, TCP{Cluster: mesh.BlackHoleCluster}, side{})}
 		case c.Routes != "":
-			chain.Filters = []*listenerv3.Filter{e.gatewayHTTP("outbound_"+g.Name+";", c.Routes, g.Topology, g.Authorization.HTTP)}
+			chain.Filters = []*listenerv3.Filter{e.gatewayHTTP("outbound_"+g.Name+";", c.Routes, g)}
 		default:
 			chain.Filters = slices.Concat(g.Authorization.TCP, e.tcpFilters(c.TCP.Cluster, c.TCP, clientSide()))
 		}
@@ -125,9 +129,12 @@ var clientCertDetails = map[meshv1.ForwardClientCertDetails]hcmv3.HttpConnection
 // gatewayHTTP returns the connection manager of a router. Its clients are outside the mesh: their address is that of the
 // connection, unless a trusted proxy in front has added another one to x-forwarded-for, and what they send in x-forwarded-client-cert is
 // replaced, unless the topology says otherwise.
-func (e Env) gatewayHTTP(statPrefix, routes string, t mesh.Topology, first []*hcmv3.HttpFilter) *listenerv3.Filter {
-	h := e.manager(statPrefix, true, clientSide())
-	h.HttpFilters = slices.Concat(first, h.HttpFilters)
+func (e Env) gatewayHTTP(statPrefix, routes string, g Gateway) *listenerv3.Filter {
+	h, t := e.manager(statPrefix, true, clientSide()), g.Topology
+	h.HttpFilters = slices.Concat(g.Authorization.HTTP, h.HttpFilters)
+	if g.Sessions { // before the router
+		h.HttpFilters = slices.Insert(h.HttpFilters, len(h.HttpFilters)-1, httpFilter(route.SessionFilter, &sessionv3.StatefulSession{}))
+	}
 	h.RouteSpecifier = rds(routes)
 	h.UseRemoteAddress = wrapperspb.Bool(true)
 	h.ServerName = "istio-envoy"

@@ -36,6 +36,8 @@ type KubernetesInput struct {
 	// Port is the one that clients use; TLS is set if they use TLS.
 	Port uint32
 	TLS  bool
+	// Sessions is set if the listener has SessionFilter for rules with session persistence.
+	Sessions bool
 	// Backend resolves what a rule refers to. Without a cluster, requests get 500.
 	Backend func(rule KubernetesRule, ref gatewayv1.BackendObjectReference) Destination
 	Mesh    *meshv1.MeshConfig
@@ -141,6 +143,9 @@ func (in KubernetesInput) route(rule KubernetesRule, i int, m *routev3.RouteMatc
 	}}
 	if in.filters(&x, f, rule, body.Filters) && x.Redirect == nil {
 		in.times(f, body)
+		if s := body.SessionPersistence; s != nil && in.Sessions {
+			x.setFilter(SessionFilter, session(rule, grpc, i, s))
+		}
 		for _, b := range body.BackendRefs {
 			f.To = append(f.To, in.target(rule, b))
 		}
@@ -250,7 +255,7 @@ func grpcBody(r gatewayv1.GRPCRouteRule) (out gatewayv1.HTTPRouteRule) {
 		}
 		return out
 	}
-	out.Filters = filters(r.Filters)
+	out.Filters, out.SessionPersistence = filters(r.Filters), r.SessionPersistence
 	for _, b := range r.BackendRefs {
 		out.BackendRefs = append(out.BackendRefs, gatewayv1.HTTPBackendRef{BackendRef: b.BackendRef, Filters: filters(b.Filters)})
 	}

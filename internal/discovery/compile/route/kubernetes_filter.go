@@ -162,10 +162,15 @@ func setCORS(x *Route, f *gatewayv1.HTTPCORSFilter) {
 	if f.MaxAge > 0 {
 		c.MaxAge = strconv.Itoa(int(f.MaxAge))
 	}
+	x.setFilter(CORSFilter, marshal.MustAny(c))
+}
+
+// setFilter sets the configuration of an HTTP filter.
+func (x *Route) setFilter(name string, c *anypb.Any) {
 	if x.Filters == nil {
 		x.Filters = map[string]*anypb.Any{}
 	}
-	x.Filters[CORSFilter] = marshal.MustAny(c)
+	x.Filters[name] = c
 }
 
 func joined[T ~string](list []T) string {
