@@ -32,7 +32,7 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	if o.ConfigDir == "" {
 		return newOfCluster(ctx, o)
 	}
-	if same(o.StateDir, o.ConfigDir) {
+	if sameFolder(o.StateDir, o.ConfigDir) {
 		return nil, fmt.Errorf("state folder %s: it is the configuration directory: choose another with --stateDir", o.StateDir)
 	}
 	kept := openKeeper(o.StateDir, o.ConfigDir, o.Log)
@@ -54,8 +54,8 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	return newServer(ctx, o, parts, kept)
 }
 
-// same reports whether two paths are of one directory that exists.
-func same(a, b string) bool {
+// sameFolder reports whether two paths are of one directory that exists.
+func sameFolder(a, b string) bool {
 	fa, err := os.Stat(a)
 	if err != nil {
 		return false

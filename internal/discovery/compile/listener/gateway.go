@@ -17,7 +17,6 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/authz"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
-	"github.com/pilothouse/pilothouse/internal/discovery/compile/route"
 	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -133,7 +132,7 @@ func (e Env) gatewayHTTP(statPrefix, routes string, g Gateway) *listenerv3.Filte
 	h, t := e.manager(statPrefix, true, clientSide()), g.Topology
 	h.HttpFilters = slices.Concat(g.Authorization.HTTP, h.HttpFilters)
 	if g.Sessions { // before the router
-		h.HttpFilters = slices.Insert(h.HttpFilters, len(h.HttpFilters)-1, httpFilter(route.SessionFilter, &sessionv3.StatefulSession{}))
+		h.HttpFilters = slices.Insert(h.HttpFilters, len(h.HttpFilters)-1, httpFilter("envoy.filters.http.stateful_session", &sessionv3.StatefulSession{}))
 	}
 	h.RouteSpecifier = rds(routes)
 	h.UseRemoteAddress = wrapperspb.Bool(true)
