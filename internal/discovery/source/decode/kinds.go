@@ -119,7 +119,7 @@ var kinds = map[object.Kind]kindRow{
 
 	object.GatewayClass:      inNoNamespace(gatewayAPI(object.GatewayClass, "gatewayclasses", func(x *gatewayv1.GatewayClass) any { return &x.Spec })),
 	object.KubernetesGateway: gatewayAPI(object.KubernetesGateway, "gateways", func(x *gatewayv1.Gateway) any { return &x.Spec }),
-	object.ListenerSet:       gatewayAPI(object.ListenerSet, "listenersets", func(x *gatewayv1.ListenerSet) any { return &x.Spec }),
+	object.ListenerSet:       refusable(gatewayAPI(object.ListenerSet, "listenersets", func(x *gatewayv1.ListenerSet) any { return &x.Spec })),
 	object.HTTPRoute:         gatewayAPI(object.HTTPRoute, "httproutes", func(x *gatewayv1.HTTPRoute) any { return &x.Spec }),
 	object.GRPCRoute:         gatewayAPI(object.GRPCRoute, "grpcroutes", func(x *gatewayv1.GRPCRoute) any { return &x.Spec }),
 	object.TLSRoute:          gatewayAPI(object.TLSRoute, "tlsroutes", func(x *gatewayv1.TLSRoute) any { return &x.Spec }, "v1alpha3", "v1alpha2"),
@@ -127,10 +127,10 @@ var kinds = map[object.Kind]kindRow{
 	object.ReferenceGrant:    gatewayAPI(object.ReferenceGrant, "referencegrants", func(x *gatewayv1.ReferenceGrant) any { return &x.Spec }),
 	object.BackendTLSPolicy:  gatewayAPI(object.BackendTLSPolicy, "backendtlspolicies", func(x *gatewayv1.BackendTLSPolicy) any { return &x.Spec }),
 
-	object.IngressClass: inNoNamespace(core(object.IngressClass, ingressGroup, "ingressclasses", wholeTree, func(_ *reducer, x *networkingv1.IngressClass) any {
+	object.IngressClass: refusable(inNoNamespace(core(object.IngressClass, ingressGroup, "ingressclasses", wholeTree, func(_ *reducer, x *networkingv1.IngressClass) any {
 		return ingressClass(x)
-	})),
-	object.Ingress: core(object.Ingress, ingressGroup, "ingresses", wholeTree, func(_ *reducer, x *networkingv1.Ingress) any { return ingress(x) }),
+	}))),
+	object.Ingress: refusable(core(object.Ingress, ingressGroup, "ingresses", wholeTree, func(_ *reducer, x *networkingv1.Ingress) any { return ingress(x) })),
 }
 
 func init() {
@@ -179,6 +179,12 @@ func core[T any, P interface {
 // inNoNamespace returns the row of a kind whose objects are in no namespace.
 func inNoNamespace(row kindRow) kindRow {
 	row.cluster = true
+	return row
+}
+
+// refusable returns the row of a kind that a control plane that must not read it does without.
+func refusable(row kindRow) kindRow {
+	row.refusable = true
 	return row
 }
 

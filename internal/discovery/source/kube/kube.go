@@ -120,7 +120,7 @@ func (s *Source) reads(k object.Kind) bool {
 
 // optional reports whether a kind is not waited for if it must not be read: roles of before it was read do not have the permission, and
 // everything else is to be served all the same.
-func optional(k object.Kind) bool { return k == object.Ingress || k == object.IngressClass }
+func optional(k object.Kind) bool { return decode.ResourceOf(k).Refusable }
 
 // matchesAny reports whether a pattern matches a resource.
 func matchesAny(patterns []string, r decode.Resource) bool {
@@ -309,8 +309,6 @@ func (s *Source) seen(ctx context.Context, kind object.Kind, c contact, missing 
 	s.send(ctx, func(m *merger, now time.Time) {
 		state := m.state(kind)
 		switch {
-		case counts && f.lasting && decode.ResourceOf(kind).Refusable:
-			m.unreadable(kind, false, f.text, now)
 		case (f.lasting || f.missing) && optional(kind) && !state.whole:
 			m.without(kind, f.text, now)
 		case counts && !f.missing:
