@@ -43,6 +43,9 @@ func (c *Compiler) servicePassthroughs(r *incr.Reader, k scopeHost) (out []strin
 	if s == nil || s.External || s.Resolution != model.Static && !s.Source.Headless {
 		return nil
 	}
+	if strings.Contains(k.host, "*") {
+		return nil // Envoy refuses a listener with a wildcard in the middle of a server name, and no client asks for one
+	}
 	subsets := []string{""}
 	for _, sub := range c.model.DestinationRule(r, k.scope, k.host).GetSpec().GetSubsets() {
 		subsets = append(subsets, sub.Name)
