@@ -259,6 +259,7 @@ rules:
 - {apiGroups: [""], resources: [namespaces, nodes, services, pods], verbs: [list, watch]}
 - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
 - {apiGroups: [networking.istio.io], resources: [virtualservices], verbs: [list, watch]}
+- {apiGroups: [networking.k8s.io], resources: [ingressclasses, ingresses], verbs: [list, watch]}
 - {apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [list, watch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
