@@ -123,7 +123,9 @@ func TestStatusOfIngresses(t *testing.T) {
 
 // A control plane with the role of a version that did not read Ingresses serves everything else, and says in one line what it must not read.
 func TestIngressesThatMustNotBeRead(t *testing.T) {
-	e := beginWith(t, kubetest.Shared(t), func(rules string) string {
+	c := kubetest.Shared(t)
+	c.InstallCRDs(t, kubetest.Istio)
+	e := beginWith(t, c, func(rules string) string {
 		var out []string
 		for line := range strings.Lines(rules) {
 			if !strings.Contains(line, "networking.k8s.io]") || strings.Contains(line, "gateway.networking.k8s.io]") {
