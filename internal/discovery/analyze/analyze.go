@@ -60,6 +60,8 @@ type index struct {
 	services map[string]*service
 	// wildcards are the hosts of ServiceEntries with wildcards.
 	wildcards []string
+	// dynamic are the hosts of ServiceEntries whose names proxies resolve.
+	dynamic []string
 	// subsets has the names of the subsets that DestinationRules define, by host.
 	subsets map[string]map[string]bool
 	// gateways are those of Istio, virtuals the VirtualServices, by namespace/name.
@@ -238,6 +240,9 @@ func (a *index) addEntry(obj *object.Object, spec *networking.ServiceEntry) {
 	}
 	for _, host := range spec.Hosts {
 		host = mesh.HostName(host)
+		if spec.Resolution == networking.ServiceEntry_DYNAMIC_DNS {
+			a.dynamic = append(a.dynamic, host)
+		}
 		if strings.HasPrefix(host, "*") {
 			a.wildcards = append(a.wildcards, strings.TrimPrefix(host, "*"))
 			continue
@@ -290,6 +295,15 @@ func (a *index) host(field, host string) *service {
 	}
 	a.warn(field, "%s", text)
 	return nil
+}
+
+// resolvedByProxies reports whether proxies resolve the names of a host, by a ServiceEntry with resolution DYNAMIC_DNS.
+func (a *index) resolvedByProxies(host string) bool {
+	full := mesh.FullHost(host, a.now.Namespace, a.o.Domain)
+	return slices.ContainsFunc(a.dynamic, func(d string) bool {
+		suffix, wildcard := strings.CutPrefix(d, "*")
+		return full == d || wildcard && strings.HasSuffix(full, suffix)
+	})
 }
 
 // nearest is the name that is most like another one, "" if none is much like it.

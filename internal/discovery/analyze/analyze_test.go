@@ -281,6 +281,32 @@ func TestEntriesThatCannotBeUsed(t *testing.T) {
 	}
 }
 
+// What has no meaning for hosts whose names proxies resolve.
+func TestHostsThatProxiesResolve(t *testing.T) {
+	objects := func(resolution string) string {
+		return mesh + "---\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: any, namespace: shop}\nspec: {hosts: ['*.example.net'], resolution: " + resolution + ", ports: [{number: 80, name: http, protocol: HTTP}]}\n" +
+			"---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: copies, namespace: shop}\nspec: {hosts: [web], http: [{route: [{destination: {host: web}}], mirror: {host: a.example.net}, mirrors: [{destination: {host: web}}, {destination: {host: '*.example.net'}}]}]}\n" +
+			"---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: rule, namespace: shop}\nspec: {host: '*.example.net', trafficPolicy: {loadBalancer: {simple: RANDOM}, portLevelSettings: [{port: {number: 80}, loadBalancer: {simple: RANDOM}}]}, subsets: [{name: a, trafficPolicy: {loadBalancer: {simple: RANDOM}}}, {name: b}]}\n"
+	}
+	const rule = ": not applied: the ServiceEntry of *.example.net has resolution DYNAMIC_DNS"
+	want := []string{
+		"copies: spec.http[0].mirror.host: not applied: requests are not mirrored to a.example.net, whose ServiceEntry has resolution DYNAMIC_DNS",
+		"copies: spec.http[0].mirrors[1].destination.host: not applied: requests are not mirrored to *.example.net, whose ServiceEntry has resolution DYNAMIC_DNS",
+		"rule: spec.subsets[0].trafficPolicy.loadBalancer" + rule,
+		"rule: spec.trafficPolicy.loadBalancer" + rule,
+		"rule: spec.trafficPolicy.portLevelSettings[0].loadBalancer" + rule,
+	}
+	got := findings(t, objects("DYNAMIC_DNS"), analyze.Options{})
+	if slices.Sort(got); !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	for _, one := range findings(t, objects("NONE"), analyze.Options{}) {
+		if strings.Contains(one, "not applied") {
+			t.Errorf("with resolution NONE: %s", one)
+		}
+	}
+}
+
 // A Service has priority over a ServiceEntry of its namespace with its host, as in Istio; clients of another namespace use their own entry.
 func TestEntriesBehindAService(t *testing.T) {
 	entry := func(name, namespace string) string {

@@ -146,10 +146,10 @@ func (a *index) virtualService(spec *networking.VirtualService) {
 			a.destination(fmt.Sprintf("%s.route[%d].destination", at, j), d.Destination)
 		}
 		if r.Mirror != nil {
-			a.destination(at+".mirror", r.Mirror)
+			a.mirror(at+".mirror", r.Mirror)
 		}
 		for j, m := range r.Mirrors {
-			a.destination(fmt.Sprintf("%s.mirrors[%d].destination", at, j), m.Destination)
+			a.mirror(fmt.Sprintf("%s.mirrors[%d].destination", at, j), m.Destination)
 		}
 	}
 	_, problems := delegate.Merge(a.now.Namespace, spec, delegate.Mesh{
@@ -221,7 +221,37 @@ func (a *index) destination(field string, d *networking.Destination) {
 	}
 }
 
+// mirror checks where copies of requests go.
+func (a *index) mirror(field string, d *networking.Destination) {
+	a.destination(field, d)
+	if a.resolvedByProxies(d.GetHost()) {
+		a.warn(field+".host", "not applied: requests are not mirrored to %s, whose ServiceEntry has resolution DYNAMIC_DNS", d.GetHost())
+	}
+}
+
+// balancing reports load balancers for a host of which proxies resolve one name for each request, so that there is nothing to choose from.
+func (a *index) balancing(spec *networking.DestinationRule) {
+	if !a.resolvedByProxies(spec.Host) {
+		return
+	}
+	policy := func(field string, p *networking.TrafficPolicy) {
+		if p.GetLoadBalancer() != nil {
+			a.warn(field+".loadBalancer", "not applied: the ServiceEntry of %s has resolution DYNAMIC_DNS", spec.Host)
+		}
+		for i, port := range p.GetPortLevelSettings() {
+			if port.GetLoadBalancer() != nil {
+				a.warn(fmt.Sprintf("%s.portLevelSettings[%d].loadBalancer", field, i), "not applied: the ServiceEntry of %s has resolution DYNAMIC_DNS", spec.Host)
+			}
+		}
+	}
+	policy("spec.trafficPolicy", spec.TrafficPolicy)
+	for i, s := range spec.Subsets {
+		policy(fmt.Sprintf("spec.subsets[%d].trafficPolicy", i), s.TrafficPolicy)
+	}
+}
+
 func (a *index) destinationRule(spec *networking.DestinationRule) {
+	a.balancing(spec)
 	s := a.host("spec.host", spec.Host)
 	if s == nil || s.other || len(s.selector) > 0 && !a.o.Workloads {
 		return

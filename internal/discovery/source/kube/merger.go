@@ -316,19 +316,13 @@ func (m *merger) current(now time.Time) (all []object.Problem, again time.Time) 
 	}
 	list("the kinds that are served", &m.api, m.complete)
 	anything := m.complete
-	if text := m.refused(); text != "" {
-		all = append(all, object.Problem{Origin: object.Origin{File: m.place}, Text: text})
-	}
+	all = append(all, m.refused()...)
 	for _, k := range object.Kinds() {
 		switch s := m.kinds[k]; {
 		case s == nil || !s.served:
 		case optional(k) && !s.whole && s.fault.lasting: // told in one line, once it is certain
 		case s.unreadable && s.without && !s.whole:
-			text := string(k) + " objects cannot be read: " + s.fault.text + "; those of the cluster have no effect"
-			if m.remembers(k) {
-				text += ", and what was read before stays in force"
-			}
-			all = append(all, object.Problem{Origin: object.Origin{File: m.place}, Text: text})
+			all = append(all, m.withoutEffect(string(k), s.fault.text, m.remembers(k)))
 		default:
 			list(string(k)+" objects", &s.health, s.whole)
 			anything = anything && s.whole
@@ -354,7 +348,7 @@ func (m *merger) current(now time.Time) (all []object.Problem, again time.Time) 
 }
 
 // refused says which kinds that are not waited for cannot be read, in one line: one permission allows them all.
-func (m *merger) refused() string {
+func (m *merger) refused() []object.Problem {
 	var kinds, faults []string
 	remembered := false
 	for _, k := range object.Kinds() {
@@ -364,13 +358,18 @@ func (m *merger) refused() string {
 		}
 	}
 	if kinds == nil {
-		return ""
+		return nil
 	}
-	text := strings.Join(kinds, " and ") + " objects cannot be read: " + strings.Join(faults, "; ") + "; those of the cluster have no effect"
+	return []object.Problem{m.withoutEffect(strings.Join(kinds, " and "), strings.Join(faults, "; "), remembered)}
+}
+
+// withoutEffect says that objects of some kinds are served without; remembered are those that were read before.
+func (m *merger) withoutEffect(kinds, fault string, remembered bool) object.Problem {
+	text := kinds + " objects cannot be read: " + fault + "; those of the cluster have no effect"
 	if remembered {
 		text += ", and what was read before stays in force"
 	}
-	return text
+	return object.Problem{Origin: object.Origin{File: m.place}, Text: text}
 }
 
 // remembers reports whether there is an object of a kind.
