@@ -74,9 +74,13 @@ value, proxies are not served until that is fixed or confirmed (--accept-empty-c
 			limitMemory(v)
 			opts.Log, opts.Version = log, version
 			opts.OnReady = func() {
-				if err := unmapProgram(); err != nil {
-					log.Debug("pages of the program stay mapped", "error", err)
+				unmap := func() {
+					if err := unmapProgram(); err != nil {
+						log.Debug("pages of the program stay mapped", "error", err)
+					}
 				}
+				unmap()
+				afterCollections(atMostOnce(time.Second, time.Now, unmap))
 			}
 			srv, err := discovery.New(c.Context(), opts)
 			if err != nil {

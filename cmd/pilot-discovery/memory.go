@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
+	"time"
 
 	"github.com/pilothouse/pilothouse/internal/cgroup"
 	"github.com/pilothouse/pilothouse/internal/settings"
@@ -72,6 +73,17 @@ func liveHeap() uint64 {
 		return 0
 	}
 	return s[0].Value.Uint64()
+}
+
+// atMostOnce calls f, but not again before that long after the last call began. It must not be called concurrently.
+func atMostOnce(every time.Duration, now func() time.Time, f func()) func() {
+	var last time.Time
+	return func() {
+		if t := now(); last.IsZero() || t.Sub(last) >= every {
+			last = t
+			f()
+		}
+	}
 }
 
 // afterCollections calls f after every garbage collection, until the process ends; no two calls are at the same time.

@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/pilothouse/pilothouse/test/wait"
 )
@@ -50,5 +51,19 @@ func TestEveryCollectionIsFollowed(t *testing.T) {
 	}
 	if liveHeap() == 0 {
 		t.Error("nothing in use")
+	}
+}
+
+func TestAtMostOnceInATime(t *testing.T) {
+	now, calls := time.Unix(1, 0), 0
+	f := atMostOnce(time.Second, func() time.Time { return now }, func() { calls++ })
+	for _, step := range []struct {
+		after time.Duration
+		calls int
+	}{{0, 1}, {time.Second - 1, 1}, {1, 2}, {time.Second / 2, 2}, {time.Minute, 3}} {
+		now = now.Add(step.after)
+		if f(); calls != step.calls {
+			t.Errorf("%s later there were %d calls, want %d", step.after, calls, step.calls)
+		}
 	}
 }
