@@ -309,6 +309,9 @@ func (e *explainer) ofService(i *inventory, port uint32) (list []target, err err
 	for _, in := range i.instances {
 		number, ok := in.Ports[port]
 		if !ok {
+			number, ok = in.Ports[model.UDPKey(port)]
+		}
+		if !ok {
 			continue
 		}
 		p := podFacts{name: in.Address, identity: in.Identity, mutual: in.TLS}

@@ -24,6 +24,15 @@ spec:
   - {name: http, port: 80, protocol: HTTP, hostname: "*.example.com"}
   - {name: again, port: 80, protocol: HTTP, hostname: "*.example.com"}
   - {name: https, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: a, namespace: other}]}}
+  - {name: quick, port: 443, protocol: UDP} # no conflict: datagrams are no connections
+  - {name: slow, port: 443, protocol: UDP}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: UDPRoute
+metadata: {name: udp, namespace: shop}
+spec:
+  parentRefs: [{name: edge, sectionName: quick}, {name: edge, sectionName: https}]
+  rules: [{backendRefs: [{name: reviews, port: 9080}]}]
 ---
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
@@ -67,6 +76,8 @@ func TestConditionsOfTheGatewayAPIAreProblems(t *testing.T) {
 		"KubernetesGateway shop/edge spec.listeners[https]: not ResolvedRefs: RefNotPermitted: no ReferenceGrant in namespace other permits Secret a\n",
 		"HTTPRoute shop/web spec.parentRefs[edge]: not Accepted: NoMatchingParent: ",
 		"HTTPRoute shop/web spec.parentRefs[edge]: not ResolvedRefs: BackendNotFound: there is no Service nosuch in namespace shop\n",
+		"KubernetesGateway shop/edge spec.listeners[slow]: not Accepted: HostnameConflict: listener quick has the same hostname on port 443\n",
+		"UDPRoute shop/udp spec.parentRefs[edge]: not Accepted: NotAllowedByListeners: no listener takes routes of kind UDPRoute", "UDPRoute shop/udp spec.parentRefs[edge]: not ResolvedRefs: BackendNotFound: Service reviews of namespace shop has no port 9080 of UDP\n",
 		"TCPRoute bank/tcp spec.parentRefs[edge]: not Accepted: NotAllowedByListeners: ", "TCPRoute bank/tcp spec.parentRefs[edge]: not ResolvedRefs: RefNotPermitted: ",
 	} {
 		if !strings.Contains(got, want) {
@@ -76,7 +87,8 @@ func TestConditionsOfTheGatewayAPIAreProblems(t *testing.T) {
 	if strings.Contains(got, "foreign") {
 		t.Errorf("another controller's Gateway is judged:\n%s", got)
 	}
-	p.emit(strings.NewReplacer("- {name: again, port: 80,", "- {name: again, port: 81,", "hostnames: [web.example.org]", "hostnames: [web.example.com]", ", {name: edge, sectionName: nosuch}", "", "{name: nosuch, port: 80}, ", "").Replace(gatewayAPIObjects)+`
+	p.emit(strings.NewReplacer("- {name: again, port: 80,", "- {name: again, port: 81,", "hostnames: [web.example.org]", "hostnames: [web.example.com]", ", {name: edge, sectionName: nosuch}", "", "{name: nosuch, port: 80}, ", "",
+		"- {name: slow, port: 443", "- {name: slow, port: 444", ", {name: edge, sectionName: https}", "", "[{backendRefs: [{name: reviews, port: 9080}]}]", "[]").Replace(gatewayAPIObjects)+`
 ---
 apiVersion: gateway.networking.k8s.io/v1beta1
 kind: ReferenceGrant

@@ -140,7 +140,7 @@ func groupOf(r *incr.Reader, m *model.Model, s *model.Service, in *model.Instanc
 	g := ui.Group{Closed: of.Closed, Strict: true, TrustDomains: append([]string{c.GetTrustDomain()}, c.GetTrustDomainAliases()...)}
 	key := fmt.Sprint(of.Closed)
 	for _, p := range s.Ports {
-		mode := of.Of(in.Ports[p.Number])
+		mode := of.Of(in.Ports[p.Key()])
 		if of.Closed {
 			modes["CLOSED"] = true
 		} else {

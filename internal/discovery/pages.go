@@ -175,7 +175,7 @@ func groupVersion(k object.Kind) (group, version string, ok bool) {
 	case object.WasmPlugin, object.TrafficExtension:
 		return "extensions.istio.io", "v1alpha1", true
 	case object.Namespace, object.Node, object.Service, object.EndpointSlice, object.Pod, object.ServiceAccount, object.Secret, object.ConfigMap,
-		object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.BackendTLSPolicy, object.IngressClass, object.Ingress:
+		object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.UDPRoute, object.ReferenceGrant, object.BackendTLSPolicy, object.IngressClass, object.Ingress:
 		return "", "", false
 	}
 	panic("discovery: unknown kind of object: " + string(k))
@@ -431,7 +431,7 @@ func (s *Server) endpointShardz(w http.ResponseWriter, _ *http.Request) {
 // endpointsOf are the ports of an instance.
 func endpointsOf(s *model.Service, in *model.Instance) (out []endpointEntry) {
 	for _, p := range s.Ports {
-		target, ok := in.Ports[p.Number]
+		target, ok := in.Ports[p.Key()]
 		if !ok {
 			continue
 		}
@@ -484,7 +484,7 @@ func (s *Server) instancesz(w http.ResponseWriter, _ *http.Request) {
 		for _, ip := range slices.Compact(addresses) {
 			for _, p := range at[c.Node.Namespace()+"/"+ip.Unmap().String()] {
 				for _, port := range p.service.Ports {
-					if number, ok := p.instance.Ports[port.Number]; ok {
+					if number, ok := p.instance.Ports[port.Key()]; ok {
 						list = append(list, target{serviceOf(p.service), targetPort{portOf(port), number}})
 					}
 				}

@@ -11,7 +11,7 @@ func hasStatus(k object.Kind) bool { return decode.NewSpec(k) != nil || hasGatew
 // hasGatewayStatus reports whether a kind is one of the Gateway API that has a status, or Ingress, whose status depends on other objects as theirs do.
 func hasGatewayStatus(k object.Kind) bool {
 	switch k {
-	case object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.BackendTLSPolicy, object.Ingress:
+	case object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.UDPRoute, object.BackendTLSPolicy, object.Ingress:
 		return true
 	}
 	return false

@@ -21,7 +21,7 @@ func triggerOf(c object.Change, ofMesh bool) triggerEffect {
 	case object.EndpointSlice, object.Pod, object.Node, object.WorkloadEntry:
 		return triggerEffect{"eds", "endpoint"}
 	case object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.RequestAuthentication, object.AuthorizationPolicy, object.Sidecar, object.EnvoyFilter, object.Gateway, object.Telemetry,
-		object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.BackendTLSPolicy, object.IngressClass, object.Ingress:
+		object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.UDPRoute, object.ReferenceGrant, object.BackendTLSPolicy, object.IngressClass, object.Ingress:
 		return triggerEffect{"config", "config"}
 	case object.ConfigMap:
 		if ofMesh {

@@ -21,11 +21,13 @@ const (
 	ServesTLS
 	// ServesTCP is TCP without TLS.
 	ServesTCP
+	// ServesUDP is UDP, which only listeners of the Gateway API have.
+	ServesUDP
 	// NumServerKinds is how many kinds there are.
 	NumServerKinds
 )
 
-var serverKindNames = [...]string{"nothing", "HTTP", "AUTO_PASSTHROUGH", "TLS", "TCP"}
+var serverKindNames = [...]string{"nothing", "HTTP", "AUTO_PASSTHROUGH", "TLS", "TCP", "UDP"}
 
 // String returns the kind as messages name it.
 func (k ServerKind) String() string { return serverKindNames[k] }

@@ -60,6 +60,7 @@ const (
 	GRPCRoute         Kind = "GRPCRoute"         // *GRPCRouteSpec
 	TLSRoute          Kind = "TLSRoute"          // *TLSRouteSpec
 	TCPRoute          Kind = "TCPRoute"          // *TCPRouteSpec
+	UDPRoute          Kind = "UDPRoute"          // *UDPRouteSpec
 	ReferenceGrant    Kind = "ReferenceGrant"    // *ReferenceGrantSpec
 	BackendTLSPolicy  Kind = "BackendTLSPolicy"  // *BackendTLSPolicySpec
 
@@ -73,7 +74,7 @@ func Kinds() []Kind {
 		Namespace, Node, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, ServiceEntry,
 		WorkloadEntry, VirtualService, DestinationRule, PeerAuthentication, RequestAuthentication, AuthorizationPolicy, Sidecar, EnvoyFilter, Gateway, ProxyConfig,
 		WorkloadGroup, Telemetry, WasmPlugin, TrafficExtension,
-		GatewayClass, KubernetesGateway, ListenerSet, HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, ReferenceGrant, BackendTLSPolicy,
+		GatewayClass, KubernetesGateway, ListenerSet, HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, UDPRoute, ReferenceGrant, BackendTLSPolicy,
 		IngressClass, Ingress,
 	}
 }

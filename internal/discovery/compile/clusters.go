@@ -24,7 +24,7 @@ type clusterName struct {
 }
 
 // serviceClusters returns the clusters of a service: for each port one, and one for each subset of its
-// DestinationRule.
+// DestinationRule. Only routers have those of ports of UDP, without subsets.
 func (c *Compiler) serviceClusters(r *incr.Reader, k scopeHost) []clusterName {
 	s := c.model.Service(r, k.scope, k.host)
 	if s == nil || s.IsAlias() && !k.scope.Value().Caps.Has(mesh.Proxyless) && c.model.Aliased(r, k.scope, s) != nil {
@@ -37,11 +37,17 @@ func (c *Compiler) serviceClusters(r *incr.Reader, k scopeHost) []clusterName {
 	}
 	var out []clusterName
 	for _, p := range s.Ports {
-		if p.Protocol == mesh.UDP || !c.model.HasPort(r, k.scope, s, p.Number) || s.Resolution == model.Dynamic && !cluster.ServesDynamic(p.Protocol) {
+		direction, of := cluster.Outbound, subsets
+		switch {
+		case p.Protocol == mesh.UDP && (k.scope.Value().Role != mesh.Router || !s.Source.Kubernetes):
+			continue // only routes of the Gateway API send UDP
+		case p.Protocol == mesh.UDP:
+			direction, of = cluster.OutboundUDP, subsets[:1]
+		case !c.model.HasPort(r, k.scope, s, p.Number) || s.Resolution == model.Dynamic && !cluster.ServesDynamic(p.Protocol):
 			continue
 		}
-		for _, sub := range subsets {
-			n := clusterName{name: cluster.Name(cluster.Outbound, p.Number, sub, k.host)}
+		for _, sub := range of {
+			n := clusterName{name: cluster.Name(direction, p.Number, sub, k.host)}
 			policy := rulePolicy(d, sub, p.Number)
 			if k.scope.Value().Caps.Has(mesh.Proxyless) {
 				n.eds, n.inline = proxylessDiscovery(s, policy)
@@ -121,6 +127,9 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 		return nil // the Run that removes the service also drops this value
 	}
 	port, ok := s.PortOf(n.Port)
+	if n.Direction == cluster.OutboundUDP {
+		port, ok = s.UDPPortOf(n.Port)
+	}
 	if !ok {
 		return nil
 	}
@@ -155,7 +164,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 	}
 	if k.Kind == ClusterInline {
 		in.Endpoints = c.endpointsOf(r, endpointsInput{
-			service: s, port: n.Port, labels: subsetLabels(d, n.Subset), location: k.Location.Value(), locality: localityText(s, p, m), families: in.Caps & mesh.Families,
+			service: s, port: port.Key(), labels: subsetLabels(d, n.Subset), location: k.Location.Value(), locality: localityText(s, p, m), families: in.Caps & mesh.Families,
 		})
 		for i := range in.Endpoints {
 			in.Endpoints[i].Others = nil // Envoy has them in EDS clusters only

@@ -23,7 +23,7 @@ import (
 // same share its bytes.
 type assignmentKey struct {
 	name, service string
-	port          uint32
+	port          uint32 // the key
 	labels        string // canonical "a=b,c=d"
 	locality      string // see localityText
 	location      mesh.Location
@@ -47,6 +47,9 @@ func (c *Compiler) endpoints(r *incr.Reader, k Key) []byte {
 	}
 	d := c.model.DestinationRule(r, k.Scope, n.Host)
 	key := assignmentKey{name: k.Name, service: s.Key, port: n.Port, labels: pairs(subsetLabels(d, n.Subset)), families: k.Scope.Value().Caps & mesh.Families}
+	if n.Direction == cluster.OutboundUDP {
+		key.port = model.UDPKey(n.Port)
+	}
 	p := c.policyOf(r, d, n.Subset, n.Port)
 	if passthrough {
 		key.passthrough, key.network = true, k.Location.Value().Network
@@ -60,7 +63,7 @@ func (c *Compiler) endpoints(r *incr.Reader, k Key) []byte {
 	}
 	if len(c.model.NetworkGateways(r)) > 0 && !s.External {
 		// A gateway to another network forwards by a server name, which gRPC does not send.
-		key.network, key.mutual = k.Location.Value().Network, !key.proxyless && originatesMutual(p, c.model.Mesh(r))
+		key.network, key.mutual = k.Location.Value().Network, !key.proxyless && !model.IsUDPKey(key.port) && originatesMutual(p, c.model.Mesh(r))
 	}
 	return c.inner.assignment.Of(r, key)
 }
@@ -79,7 +82,7 @@ func (c *Compiler) assignment(r *incr.Reader, k assignmentKey) []byte {
 
 type endpointsInput struct {
 	service  *model.Service
-	port     uint32
+	port     uint32 // the key
 	labels   map[string]string
 	location mesh.Location
 	locality string
@@ -122,7 +125,7 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 		}
 		e := cluster.Endpoint{
 			Port: port, Locality: i.Locality, Weight: i.Weight, Node: i.Node, Network: i.Network,
-			TLS: i.TLS && !in.service.External && c.model.ModesFor(r, i.Namespace, i.Labels).Of(port) != mesh.Disable,
+			TLS: i.TLS && !in.service.External && !model.IsUDPKey(in.port) && c.model.ModesFor(r, i.Namespace, i.Labels).Of(port) != mesh.Disable,
 		}
 		name, revision := canonicalService(i)
 		e.Workload = strings.Join([]string{i.Workload, i.Namespace, name, revision, i.ClusterID}, ";")

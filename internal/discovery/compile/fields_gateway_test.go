@@ -25,6 +25,7 @@ var gatewayFieldExceptions = map[string]string{
 	"GRPCRoute.rules.name": "the same",
 	"TLSRoute.rules.name":  "the same",
 	"TCPRoute.rules.name":  "the same",
+	"UDPRoute.rules.name":  "the same",
 }
 
 // TestEveryFieldOfTheGatewayAPIIsAppliedOrNamed is TestEveryFieldIsAppliedOrNamed for the Gateway API, whose kinds are Go structs: every field of
@@ -242,12 +243,12 @@ spec: {clusterIP: 10.96.1.9, selector: {app: gw}, ports: [{name: http, port: 80}
 apiVersion: v1
 kind: Service
 metadata: {name: a, namespace: shop}
-spec: {clusterIP: 10.96.1.1, ports: [{name: http, port: 80}, {name: grpc, port: 81}, {name: tcp, port: 90}]}
+spec: {clusterIP: 10.96.1.1, ports: [{name: http, port: 80}, {name: grpc, port: 81}, {name: tcp, port: 90}, {name: udp, port: 53, protocol: UDP}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: b, namespace: shop}
-spec: {clusterIP: 10.96.1.2, ports: [{name: http, port: 80}, {name: grpc, port: 81}, {name: tcp, port: 90}]}
+spec: {clusterIP: 10.96.1.2, ports: [{name: http, port: 80}, {name: grpc, port: 81}, {name: tcp, port: 90}, {name: udp, port: 53, protocol: UDP}]}
 ---
 apiVersion: v1
 kind: Namespace
@@ -275,6 +276,7 @@ spec:
   - {name: http, port: 80, protocol: HTTP}
   - {name: tls, port: 8443, protocol: TLS, tls: {mode: Passthrough}}
   - {name: tcp, port: 9000, protocol: TCP}
+  - {name: udp, port: 5300, protocol: UDP}
 ---
 apiVersion: gateway.networking.k8s.io/v1
 kind: ListenerSet
@@ -386,6 +388,9 @@ rules:
 	},
 	object.TCPRoute: {
 		parentsOf("tcp", "9000") + "rules: [{name: a, backendRefs: [{group: '', kind: Service, name: a, namespace: shop, port: 90, weight: 3}, {name: b, port: 90, weight: 2}]}]",
+	},
+	object.UDPRoute: {
+		parentsOf("udp", "5300") + "rules: [{name: a, backendRefs: [{group: '', kind: Service, name: a, namespace: shop, port: 53, weight: 3}, {name: b, port: 53, weight: 2}]}]",
 	},
 	object.BackendTLSPolicy: {
 		`

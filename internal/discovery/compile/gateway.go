@@ -81,7 +81,11 @@ func gatewayRouteName(p model.RouterPort, s model.Server) string {
 
 // gatewayListenerName returns the name of a router's listener.
 func gatewayListenerName(p model.RouterPort, caps mesh.Capability) string {
-	return cmp.Or(p.Bind, listener.Wildcard(caps)) + "_" + strconv.FormatUint(uint64(p.Listen), 10)
+	name := cmp.Or(p.Bind, listener.Wildcard(caps)) + "_" + strconv.FormatUint(uint64(p.Listen), 10)
+	if p.Kind == mesh.ServesUDP {
+		name = "udp_" + name
+	}
+	return name
 }
 
 // gatewayRoutes lists the route configurations of a router, sorted by name.

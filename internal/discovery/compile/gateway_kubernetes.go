@@ -73,6 +73,9 @@ func (c *Compiler) backend(r *incr.Reader, s mesh.ScopeID, kind object.Kind, fro
 		return route.Destination{}
 	}
 	host, port := name+"."+ns+".svc."+c.model.Domain(), uint32(*ref.Port)
+	if kind == object.UDPRoute {
+		return route.Destination{Cluster: cluster.Name(cluster.OutboundUDP, port, "", host)}
+	}
 	to := c.resolver(r, s, port)(host, port, "")
 	to.Cluster = cmp.Or(to.Cluster, cluster.Name(cluster.Outbound, port, "", host))
 	return to
@@ -94,8 +97,27 @@ func (g *gatewayChains) attached(p model.RouterPort, s model.Server, t *networki
 	}
 }
 
+// udp adds what a listener of UDP does: the oldest route is used. [control-plane 1.11.7]
+func (g *gatewayChains) udp(p model.RouterPort, s model.Server) {
+	for _, a := range g.c.model.Attached(g.r, s, p) {
+		if k := g.c.model.KubernetesRoute(g.r, a.Key); k != nil {
+			g.add(listener.GatewayChain{TCP: g.weighted(k)})
+			return
+		}
+	}
+}
+
 // backends returns the TCP proxy to the backends of a route, by weight: connections for those that are invalid are closed.
 func (g *gatewayChains) backends(k *model.KubernetesRoute) listener.TCP {
+	t := g.weighted(k)
+	if len(t.Weighted) == 0 && t.Cluster != mesh.BlackHoleCluster {
+		return g.c.tcp(g.r, g.scope, t.Cluster)
+	}
+	return t
+}
+
+// weighted returns the clusters of a route's backends, by weight; that of invalid ones has no endpoints.
+func (g *gatewayChains) weighted(k *model.KubernetesRoute) listener.TCP {
 	t := listener.TCP{Prefix: k.Name + "." + k.Namespace}
 	for _, b := range k.Backends {
 		weight := uint32(1)
@@ -111,7 +133,7 @@ func (g *gatewayChains) backends(k *model.KubernetesRoute) listener.TCP {
 	case 0:
 		return listener.TCP{Prefix: mesh.BlackHoleCluster, Cluster: mesh.BlackHoleCluster}
 	case 1:
-		return g.c.tcp(g.r, g.scope, t.Weighted[0].Cluster)
+		return listener.TCP{Prefix: t.Prefix, Cluster: t.Weighted[0].Cluster}
 	}
 	return t
 }

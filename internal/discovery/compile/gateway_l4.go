@@ -50,6 +50,9 @@ func (c *Compiler) gatewayPlan(r *incr.Reader, k scopeName) listener.Gateway {
 				g.attached(p, s, t)
 			}
 		}
+	case mesh.ServesUDP:
+		plan.UDP = true
+		g.udp(p, p.Servers[0])
 	case mesh.NotServed, mesh.ServesPassthrough, mesh.NumServerKinds: // passthroughListener serves the second
 	}
 	plan.Chains = chainsByAddress(g.all)

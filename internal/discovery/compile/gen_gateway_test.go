@@ -53,9 +53,17 @@ func (d *dice) gatewayAPI(kind object.Kind) any {
 		return &gatewayv1.TLSRouteSpec{CommonRouteSpec: d.parents(), Hostnames: d.hostnames(), Rules: []gatewayv1.TLSRouteRule{{BackendRefs: []gatewayv1.BackendRef{d.backendRef(), d.backendRef()}}}}
 	case object.TCPRoute:
 		return &gatewayv1.TCPRouteSpec{CommonRouteSpec: d.parents(), Rules: []gatewayv1.TCPRouteRule{{BackendRefs: []gatewayv1.BackendRef{d.backendRef()}}}}
+	case object.UDPRoute:
+		r := gatewayv1.UDPRouteRule{}
+		for range 1 + d.roll(3) {
+			b := d.backendRef()
+			b.Port = to[gatewayv1.PortNumber](53)
+			r.BackendRefs = append(r.BackendRefs, b)
+		}
+		return &gatewayv1.UDPRouteSpec{CommonRouteSpec: d.parents(), Rules: []gatewayv1.UDPRouteRule{r}}
 	case object.ReferenceGrant:
 		return &gatewayv1.ReferenceGrantSpec{
-			From: []gatewayv1.ReferenceGrantFrom{{Group: gatewayv1.GroupName, Kind: pick(d, gatewayv1.Kind("HTTPRoute"), "TCPRoute", "Gateway", "ListenerSet"), Namespace: gatewayv1.Namespace(pick(d, spaces...))}},
+			From: []gatewayv1.ReferenceGrantFrom{{Group: gatewayv1.GroupName, Kind: pick(d, gatewayv1.Kind("HTTPRoute"), "TCPRoute", "UDPRoute", "Gateway", "ListenerSet"), Namespace: gatewayv1.Namespace(pick(d, spaces...))}},
 			To:   []gatewayv1.ReferenceGrantTo{{Kind: pick(d, gatewayv1.Kind("Service"), "Secret"), Name: pick(d, nil, to(gatewayv1.ObjectName(pick(d, names...))))}},
 		}
 	}
@@ -67,7 +75,7 @@ func (d *dice) gatewayAPI(kind object.Kind) any {
 
 func (d *dice) listener(i int) gatewayv1.Listener {
 	l := gatewayv1.Listener{Name: gatewayv1.SectionName(fmt.Sprintf("l%d", i)), Port: pick[gatewayv1.PortNumber](d, 80, 81, 443)}
-	l.Protocol = pick(d, gatewayv1.HTTPProtocolType, gatewayv1.HTTPProtocolType, gatewayv1.TLSProtocolType, gatewayv1.TCPProtocolType)
+	l.Protocol = pick(d, gatewayv1.HTTPProtocolType, gatewayv1.HTTPProtocolType, gatewayv1.TLSProtocolType, gatewayv1.TCPProtocolType, gatewayv1.UDPProtocolType)
 	if l.Protocol == gatewayv1.TLSProtocolType {
 		l.TLS = &gatewayv1.ListenerTLSConfig{Mode: to(gatewayv1.TLSModePassthrough)}
 	}

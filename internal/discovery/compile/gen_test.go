@@ -81,7 +81,7 @@ func (d *dice) exportTo() []string {
 func (d *dice) change() object.Change {
 	kind := pick(d, object.Service, object.Pod, object.Pod, object.EndpointSlice, object.ServiceEntry, object.WorkloadEntry,
 		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.AuthorizationPolicy, object.RequestAuthentication, object.Sidecar, object.EnvoyFilter, object.EnvoyFilter, object.Telemetry, object.Telemetry, object.Namespace, object.Node, object.Gateway,
-		object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.GatewayClass, object.BackendTLSPolicy, object.ConfigMap,
+		object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.UDPRoute, object.ReferenceGrant, object.GatewayClass, object.BackendTLSPolicy, object.ConfigMap,
 		object.Ingress, object.Ingress, object.IngressClass)
 	key := object.Key{Kind: kind, Namespace: pick(d, spaces...), Name: pick(d, names...)}
 	switch kind {

@@ -18,7 +18,7 @@ var groups = map[object.Kind]string{
 	object.Service: "v1", object.Pod: "v1", object.ConfigMap: "v1", object.EndpointSlice: "discovery.k8s.io/v1",
 	object.PeerAuthentication: "security.istio.io/v1", object.AuthorizationPolicy: "security.istio.io/v1", object.RequestAuthentication: "security.istio.io/v1", object.ProxyConfig: "networking.istio.io/v1beta1", object.Telemetry: "telemetry.istio.io/v1", object.EnvoyFilter: "networking.istio.io/v1alpha3",
 	object.GatewayClass: gatewayAPI, object.KubernetesGateway: gatewayAPI, object.HTTPRoute: gatewayAPI, object.GRPCRoute: gatewayAPI, object.TLSRoute: gatewayAPI,
-	object.TCPRoute: gatewayAPI, object.ListenerSet: gatewayAPI, object.ReferenceGrant: gatewayAPI, object.BackendTLSPolicy: gatewayAPI, object.Ingress: "networking.k8s.io/v1",
+	object.TCPRoute: gatewayAPI, object.UDPRoute: gatewayAPI, object.ListenerSet: gatewayAPI, object.ReferenceGrant: gatewayAPI, object.BackendTLSPolicy: gatewayAPI, object.Ingress: "networking.k8s.io/v1",
 }
 
 // parse returns the object with the given YAML after its metadata.

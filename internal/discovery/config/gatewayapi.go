@@ -84,12 +84,12 @@ func (c *check) listener(at string, l gatewayv1.Listener) {
 	tls := false
 	switch l.Protocol {
 	case gatewayv1.HTTPProtocolType, gatewayv1.TCPProtocolType:
+	case gatewayv1.UDPProtocolType:
+		c.report(object.Info, at+".protocol", "AuthorizationPolicies do not decide about datagrams: where one applies to the gateway, this listener forwards none")
 	case gatewayv1.HTTPSProtocolType, gatewayv1.TLSProtocolType:
 		tls = true
-	case gatewayv1.UDPProtocolType:
-		c.warn(at+".protocol", "not applied: UDP is not served")
 	default:
-		c.warn(at+".protocol", "not applied: unknown protocol %.100q: want HTTP, HTTPS, TLS or TCP", string(l.Protocol))
+		c.warn(at+".protocol", "not applied: unknown protocol %.100q: want HTTP, HTTPS, TLS, TCP or UDP", string(l.Protocol))
 	}
 	switch {
 	case tls && l.TLS == nil:
@@ -132,7 +132,7 @@ func (c *check) listenerTLS(at string, l gatewayv1.Listener) {
 
 func (c *check) allowedRoutes(at string, a *gatewayv1.AllowedRoutes) {
 	for i, k := range a.Kinds {
-		if !slices.Contains([]string{"HTTPRoute", "GRPCRoute", "TLSRoute", "TCPRoute"}, string(k.Kind)) || k.Group != nil && *k.Group != gatewayv1.GroupName {
+		if !slices.Contains([]string{"HTTPRoute", "GRPCRoute", "TLSRoute", "TCPRoute", "UDPRoute"}, string(k.Kind)) || k.Group != nil && *k.Group != gatewayv1.GroupName {
 			c.warn(item(at+".kinds", i), "not applied: routes of kind %.100q are not served", string(k.Kind))
 		}
 	}
@@ -522,6 +522,16 @@ func (c *check) kubernetesTLSRoute(s *gatewayv1.TLSRouteSpec) {
 }
 
 func (c *check) kubernetesTCPRoute(s *gatewayv1.TCPRouteSpec) {
+	c.commonRoute(s.CommonRouteSpec, nil)
+	c.oneRule(len(s.Rules))
+	for i, r := range s.Rules {
+		for j, b := range r.BackendRefs {
+			c.backend(item(item("spec.rules", i)+".backendRefs", j), b.BackendObjectReference, b.Weight)
+		}
+	}
+}
+
+func (c *check) kubernetesUDPRoute(s *gatewayv1.UDPRouteSpec) {
 	c.commonRoute(s.CommonRouteSpec, nil)
 	c.oneRule(len(s.Rules))
 	for i, r := range s.Rules {

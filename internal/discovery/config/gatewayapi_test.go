@@ -17,8 +17,8 @@ func TestGatewayAPIRules(t *testing.T) {
 		{object.KubernetesGateway, "{gatewayClassName: istio, infrastructure: {parametersRef: {group: a, kind: B, name: c}}, listeners: []}", []string{"W spec.infrastructure.parametersRef: not applied: want a ConfigMap"}},
 		{object.KubernetesGateway, "{gatewayClassName: istio, infrastructure: {labels: {a: b}}, addresses: [{type: Hostname, value: a}, {value: 1.2.3.4}], listeners: []}", []string{"W spec.infrastructure: not applied: the Gateway is served", "W spec.addresses[1]: not applied"}},
 		{object.KubernetesGateway, "{gatewayClassName: istio, tls: {frontend: {default: {validation: {caCertificateRefs: []}}}}, listeners: []}", []string{"W spec.tls: not applied", "E spec.tls.frontend: not applied: client certificates"}},
-		{object.KubernetesGateway, "{gatewayClassName: istio, listeners: [{name: a, port: 0, protocol: UDP, hostname: 1.2.3.4}, {name: a, port: 70000, protocol: foo}, {port: 1, protocol: HTTP, tls: {}}, {name: d, port: 1, protocol: HTTPS}]}", []string{
-			"E spec.listeners[0].port: invalid port 0", "E spec.listeners[0].hostname: invalid host name", "W spec.listeners[0].protocol: not applied: UDP",
+		{object.KubernetesGateway, "{gatewayClassName: istio, listeners: [{name: a, port: 0, protocol: SCTP, hostname: 1.2.3.4}, {name: a, port: 70000, protocol: foo}, {port: 1, protocol: HTTP, tls: {}}, {name: d, port: 1, protocol: HTTPS}]}", []string{
+			"E spec.listeners[0].port: invalid port 0", "E spec.listeners[0].hostname: invalid host name", "W spec.listeners[0].protocol: not applied: unknown protocol",
 			"E spec.listeners[1].port: invalid port 70000", "W spec.listeners[1].protocol: not applied: unknown protocol", "E spec.listeners[2].name: is missing", "E spec.listeners[2].tls: a listener of protocol HTTP has none",
 			"E spec.listeners[3].tls: is missing", `E spec.listeners[1].name: duplicate name "a"`,
 		}},
@@ -26,7 +26,7 @@ func TestGatewayAPIRules(t *testing.T) {
 			"E spec.listeners[0].tls.mode: Passthrough is for protocol TLS", "W spec.listeners[0].tls.options: not applied", "E spec.listeners[1].tls.mode: invalid mode", "W spec.listeners[2].tls.certificateRefs: not applied: without a certificate",
 			"W spec.listeners[3].tls.certificateRefs[1]: not applied: a certificate of kind", "E spec.listeners[3].tls.certificateRefs[2]: invalid reference to a Secret",
 		}},
-		{object.KubernetesGateway, "{gatewayClassName: istio, listeners: [{name: a, port: 1, protocol: HTTP, allowedRoutes: {kinds: [{kind: UDPRoute}], namespaces: {from: Selector}}}, {name: b, port: 1, protocol: HTTP, allowedRoutes: {namespaces: {from: x, selector: {matchExpressions: [{key: a, operator: y}]}}}}]}", []string{
+		{object.KubernetesGateway, "{gatewayClassName: istio, listeners: [{name: a, port: 1, protocol: HTTP, allowedRoutes: {kinds: [{kind: SCTPRoute}], namespaces: {from: Selector}}}, {name: b, port: 1, protocol: HTTP, allowedRoutes: {namespaces: {from: x, selector: {matchExpressions: [{key: a, operator: y}]}}}}]}", []string{
 			"W spec.listeners[0].allowedRoutes.kinds[0]: not applied", "E spec.listeners[0].allowedRoutes.namespaces.selector: is missing",
 			"E spec.listeners[1].allowedRoutes.namespaces.from: invalid value", "E spec.listeners[1].allowedRoutes.namespaces.selector.matchExpressions[0].operator: invalid operator",
 		}},
@@ -62,11 +62,14 @@ func TestGatewayAPIRules(t *testing.T) {
 		{object.TLSRoute, "{hostnames: [a.com], rules: [{backendRefs: [{name: a, port: 1}]}, {backendRefs: [{name: a}]}]}", []string{"E spec.rules: 2 rules: want one", "E spec.rules[1].backendRefs[0].port: is missing"}},
 		{object.ListenerSet, "{parentRef: {name: a, namespace: b}, listeners: [{name: a, port: 1, protocol: HTTP}]}", nil},
 		{object.ListenerSet, "{parentRef: {kind: Service, name: a}}", []string{"W spec.parentRef: not applied: a parent of kind", "E spec.listeners: is empty"}},
-		{object.ListenerSet, "{parentRef: {name: a/b}, listeners: [{name: a, port: 0, protocol: HTTP}, {name: a, port: 1, protocol: UDP, allowedRoutes: {namespaces: {from: Selector}}}]}", []string{
+		{object.ListenerSet, "{parentRef: {name: a/b}, listeners: [{name: a, port: 0, protocol: HTTP}, {name: a, port: 1, protocol: SCTP, allowedRoutes: {namespaces: {from: Selector}}}]}", []string{
 			"E spec.parentRef: invalid reference", "E spec.listeners[0].port: invalid port 0", "W spec.listeners[1].protocol: not applied", "E spec.listeners[1].allowedRoutes.namespaces.selector: is missing", `E spec.listeners[1].name: duplicate name "a"`,
 		}},
 		{object.ListenerSet, "{listeners: [{name: a, port: 1, protocol: HTTP}]}", []string{"E spec.parentRef.name: is missing"}},
 		{object.TCPRoute, "{rules: [{backendRefs: [{name: a, port: 1}]}, {}]}", []string{"E spec.rules: 2 rules: want one"}},
+		{object.UDPRoute, "{parentRefs: [{group: '', kind: Service, name: a}], rules: [{backendRefs: [{name: a}]}, {}]}", []string{
+			"W spec.parentRefs[0]: not applied: routes of this kind are served at Gateways only", "E spec.rules: 2 rules: want one", "E spec.rules[0].backendRefs[0].port: is missing",
+		}},
 		{object.ReferenceGrant, "{from: [{group: a, kind: B, namespace: c}], to: [{group: '', kind: Service}]}", nil},
 		{object.ReferenceGrant, "{from: [{kind: B}], to: [{}]}", []string{"E spec.from[0]: kind or namespace is missing", "E spec.to[0].kind: is missing"}},
 		{object.BackendTLSPolicy, "{targetRefs: [{group: '', kind: Service, name: a}, {group: '', kind: Service, name: a, sectionName: b}], validation: {hostname: a.com, caCertificateRefs: [{group: '', kind: ConfigMap, name: a}], subjectAltNames: [{type: Hostname, hostname: a.com}, {type: URI, uri: 'a://b'}]}}", nil},

@@ -60,6 +60,7 @@ var kinds = map[object.Kind]func(*check, object.Object){
 	object.TLSRoute:          func(c *check, o object.Object) { specRules(c, o, c.kubernetesTLSRoute) },
 	object.ListenerSet:       func(c *check, o object.Object) { specRules(c, o, c.listenerSet) },
 	object.TCPRoute:          func(c *check, o object.Object) { specRules(c, o, c.kubernetesTCPRoute) },
+	object.UDPRoute:          func(c *check, o object.Object) { specRules(c, o, c.kubernetesUDPRoute) },
 	object.ReferenceGrant:    func(c *check, o object.Object) { specRules(c, o, c.referenceGrant) },
 	object.BackendTLSPolicy:  func(c *check, o object.Object) { specRules(c, o, c.backendTLSPolicy) },
 

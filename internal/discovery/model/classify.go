@@ -280,7 +280,7 @@ func (m *Model) servicesOf(r *incr.Reader, k ProxyKey, cluster string, labels ma
 				ports = append(ports, fmt.Sprintf("%d>%d", p.Number, target))
 			}
 		}
-		if len(ports) > 0 {
+		if len(ports) > 0 || k.Role == mesh.Router && len(s.Ports) > 0 { // a router's ports may all be UDP
 			out = append(out, key+"@"+strings.Join(ports, ","))
 		}
 	}
@@ -351,8 +351,11 @@ func InboundPorts(w mesh.Workload) []Inbound {
 	var out []Inbound
 	for _, s := range strings.Fields(w.Services) {
 		key, ports, _ := strings.Cut(s, "@")
-		for _, p := range strings.Split(ports, ",") {
-			number, target, _ := strings.Cut(p, ">")
+		for p := range strings.SplitSeq(ports, ",") {
+			number, target, ok := strings.Cut(p, ">")
+			if !ok {
+				continue // a router's service of UDP
+			}
 			n, _ := strconv.ParseUint(number, 10, 16)
 			t, _ := strconv.ParseUint(target, 10, 16)
 			out = append(out, Inbound{Service: key, Port: uint32(n), Target: uint32(t)})

@@ -99,8 +99,11 @@ func (m *Model) Router(r *incr.Reader, s mesh.ScopeID) Router {
 	return m.rules.router.Of(r, s)
 }
 
+// udpField precedes the number of a port of UDP in a scope's Gateways.
+const udpField = "udp:"
+
 // gatewaysFor returns the keys of the Gateways that select a router, sorted by key, and the ports of its Services that
-// have another number in the Pod, "80>8080", all separated by spaces. [control-plane 1.9.1]
+// have another number in the Pod, "80>8080" or "udp:53>5353", all separated by spaces. [control-plane 1.9.1]
 func (m *Model) gatewaysFor(r *incr.Reader, k ProxyKey, labels map[string]string, services string) string {
 	if k.Role != mesh.Router {
 		return ""
@@ -123,20 +126,43 @@ func (m *Model) gatewaysFor(r *incr.Reader, k ProxyKey, labels map[string]string
 	for _, p := range InboundPorts(mesh.Workload{Services: services}) {
 		ports = append(ports, fmt.Sprintf("%d>%d", p.Port, p.Target))
 	}
+	ports = append(ports, m.udpTargets(r, services)...)
 	slices.Sort(ports)
 	return strings.Join(append(out, slices.Compact(ports)...), " ")
+}
+
+// udpTargets returns the ports of UDP of a router's services whose targets have numbers.
+func (m *Model) udpTargets(r *incr.Reader, services string) (out []string) {
+	for _, field := range strings.Fields(services) {
+		key, _, _ := strings.Cut(field, "@")
+		s, ok := incr.Get(r, m.tables.services, key)
+		if !ok {
+			continue
+		}
+		for _, p := range s.Ports {
+			if p.Protocol == mesh.UDP && p.TargetName == "" && p.Target != 0 {
+				out = append(out, fmt.Sprintf("%s%d>%d", udpField, p.Number, p.Target))
+			}
+		}
+	}
+	return out
 }
 
 // router merges the servers of a router's Gateways. A server that cannot share its listener with an older one is left
 // out; package config warns of it.
 func (m *Model) router(r *incr.Reader, s mesh.ScopeID) (out Router) {
 	var gateways []routerGateway
-	targets := map[uint32][]uint32{}
+	targets, packets := map[uint32][]uint32{}, map[uint32][]uint32{} // of TCP and of UDP
 	for _, field := range strings.Fields(s.Value().Gateways) {
 		if number, target, ok := strings.Cut(field, ">"); ok {
+			number, udp := strings.CutPrefix(number, udpField)
 			n, _ := strconv.ParseUint(number, 10, 16)
 			t, _ := strconv.ParseUint(target, 10, 16)
-			targets[uint32(n)] = append(targets[uint32(n)], uint32(t))
+			of := targets
+			if udp {
+				of = packets
+			}
+			of[uint32(n)] = append(of[uint32(n)], uint32(t))
 		} else if field == ingressField {
 			gateways = append(gateways, m.ingressGateways(r)...)
 		} else if key, ok := strings.CutPrefix(field, kubernetesPrefix); ok {
@@ -162,6 +188,9 @@ func (m *Model) router(r *incr.Reader, s mesh.ScopeID) (out Router) {
 				server.Bind = "" // package config warns of it
 			}
 			listen := targets[server.Port]
+			if server.Kind == mesh.ServesUDP {
+				listen = packets[server.Port]
+			}
 			if len(listen) == 0 {
 				listen = []uint32{server.Port}
 			}
@@ -208,13 +237,16 @@ func serverHosts(g *Gateway, s *networking.Server) (out []egressHost) {
 
 // add adds a server to the listener of its port and address.
 func (o *Router) add(s Server) {
-	i := slices.IndexFunc(o.Ports, func(p RouterPort) bool { return p.Listen == s.Listen && p.Bind == s.Bind })
+	udp := s.Kind == mesh.ServesUDP
+	i := slices.IndexFunc(o.Ports, func(p RouterPort) bool {
+		return p.Listen == s.Listen && p.Bind == s.Bind && (p.Kind == mesh.ServesUDP) == udp
+	})
 	if i < 0 {
 		o.Ports = append(o.Ports, RouterPort{Listen: s.Listen, Bind: s.Bind, Kind: s.Kind, Servers: []Server{s}})
 		return
 	}
 	p := &o.Ports[i]
-	if p.Kind != s.Kind || s.Kind == mesh.ServesTCP {
+	if p.Kind != s.Kind || s.Kind == mesh.ServesTCP || udp {
 		return
 	}
 	for _, old := range p.Servers {

@@ -43,7 +43,7 @@ type Instance struct {
 	Address string
 	// Others are further IP addresses of the same endpoint, of other families, in the order of preference.
 	Others []string
-	// Ports maps the service's port number to the endpoint's.
+	// Ports maps the service's port, by its key, to the endpoint's number.
 	Ports    map[uint32]uint32
 	Labels   map[string]string
 	Identity string // SPIFFE URI, empty if unknown
@@ -232,7 +232,7 @@ func (m *Model) entryInstance(s *Service, e *networking.WorkloadEntry, labels ma
 		i.Identity = mesh.Identity{TrustDomain: td, Namespace: s.Namespace, ServiceAccount: e.ServiceAccount}.SPIFFE()
 	}
 	for _, p := range s.Ports {
-		i.Ports[p.Number] = cmp.Or(e.Ports[p.Name], p.Target, p.Number)
+		i.Ports[p.Key()] = cmp.Or(e.Ports[p.Name], p.Target, p.Number)
 	}
 	return i
 }
@@ -245,7 +245,7 @@ func (m *Model) podInstances(r *incr.Reader, s *Service, p *Pod, td string) []*I
 	ports := map[uint32]uint32{}
 	for _, port := range s.Ports {
 		if t, ok := p.target(port); ok {
-			ports[port.Number] = t
+			ports[port.Key()] = t
 		}
 	}
 	addresses := ips[:1]
@@ -351,7 +351,7 @@ func (m *Model) endpointsInSlices(r *incr.Reader, s *Service) (out []*sliceEndpo
 		for _, sp := range sl.Spec.Ports {
 			for _, p := range s.Ports {
 				if sp.Name == p.Name {
-					ports[p.Number] = sp.Port
+					ports[p.Key()] = sp.Port
 				}
 			}
 		}

@@ -112,6 +112,13 @@ var kinds = map[object.Kind]kindRow{
 		}
 		m.putRoute(o, &KubernetesRoute{Backends: to}, spec.CommonRouteSpec, nil)
 	}, removeRoute),
+	object.UDPRoute: stored(func(m *Model, o *object.Object, spec *gatewayv1.UDPRouteSpec) {
+		var to []gatewayv1.BackendRef
+		for _, r := range spec.Rules {
+			to = append(to, r.BackendRefs...)
+		}
+		m.putRoute(o, &KubernetesRoute{Backends: to}, spec.CommonRouteSpec, nil)
+	}, removeRoute),
 	object.ReferenceGrant: stored(func(m *Model, o *object.Object, spec *gatewayv1.ReferenceGrantSpec) {
 		m.tables.grants.Put(rowKey(o.Key), spec, namespaceBucket(o.Namespace))
 	}, func(m *Model, k object.Key) { m.tables.grants.Delete(rowKey(k)) }),

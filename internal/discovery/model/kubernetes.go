@@ -39,7 +39,7 @@ type KubernetesGateway struct {
 type KubernetesRoute struct {
 	Row
 	Kind object.Kind
-	// Parents and Hostnames are those of the spec, which is HTTP or GRPC. TLS and TCP routes have Backends only.
+	// Parents and Hostnames are those of the spec, which is HTTP or GRPC. TLS, TCP and UDP routes have Backends only.
 	Parents   []gatewayv1.ParentReference
 	Hostnames []string
 	HTTP      *gatewayv1.HTTPRouteSpec
@@ -270,7 +270,7 @@ func (m *Model) KeepsSessions(r *incr.Reader, p RouterPort) bool {
 	return false
 }
 
-// plainBackends returns what a TLSRoute or a TCPRoute refers to.
+// plainBackends returns what a TLSRoute, a TCPRoute or a UDPRoute refers to.
 func (k *KubernetesRoute) plainBackends() (out []gatewayv1.BackendObjectReference) {
 	for _, b := range k.Backends {
 		out = append(out, b.BackendObjectReference)
@@ -420,6 +420,8 @@ func (s Server) takes(kind object.Kind) bool {
 		fits = s.Kind == mesh.ServesHTTP || s.EndsHTTPS()
 	case object.TLSRoute:
 		fits = s.Kind == mesh.ServesTLS && !s.EndsHTTPS()
+	case object.UDPRoute:
+		fits = s.Kind == mesh.ServesUDP
 	case object.TCPRoute:
 		fits = s.Kind == mesh.ServesTCP || s.Kind == mesh.ServesTLS && !s.EndsHTTPS() && s.Spec.GetTls().GetMode() != networking.ServerTLSSettings_PASSTHROUGH
 	}

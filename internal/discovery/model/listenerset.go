@@ -62,7 +62,11 @@ func listenerServer(of Row, i int, l gatewayv1.Listener, set bool) Server {
 	}
 	row := of
 	row.Name += separator + string(l.Name)
-	return Server{Gateway: row, Index: i, Port: uint32(l.Port), Kind: mesh.ServerKindOf(s), Spec: s, hosts: []egressHost{{"*", host}}, listener: listener}
+	kind := mesh.ServerKindOf(s)
+	if l.Protocol == gatewayv1.UDPProtocolType {
+		kind = mesh.ServesUDP
+	}
+	return Server{Gateway: row, Index: i, Port: uint32(l.Port), Kind: kind, Spec: s, hosts: []egressHost{{"*", host}}, listener: listener}
 }
 
 // kind is that of the object that has the listener, as references name it.
@@ -116,22 +120,24 @@ func (m *Model) listenersOf(r *incr.Reader, g *KubernetesGateway) (out []listene
 			out = append(out, listenerOf{Server: s, spec: gatewayv1.Listener(set.Spec.Listeners[i])})
 		}
 	}
-	// The first listener of each port and protocol, and of each hostname there.
+	// The first listener of each port and protocol, and of each hostname there. Ports of UDP are others than those of TCP.
 	type place struct {
 		port uint32
+		udp  bool
 		host string
 	}
-	kinds, hosts := map[uint32]*listenerOf{}, map[place]*listenerOf{}
+	kinds, hosts := map[place]*listenerOf{}, map[place]*listenerOf{}
 	for i := range out {
 		l := &out[i]
 		if l.Kind == mesh.NotServed {
 			continue
 		}
-		first, taken := kinds[l.Port]
+		at := place{port: l.Port, udp: l.Kind == mesh.ServesUDP}
+		first, taken := kinds[at]
 		if !taken {
-			kinds[l.Port] = l
+			kinds[at] = l
 		}
-		at := place{l.Port, l.hosts[0].host}
+		at.host = l.hosts[0].host
 		switch same, has := hosts[at]; {
 		case taken && first.Kind != l.Kind:
 			l.conflict, l.with = string(gatewayv1.ListenerReasonProtocolConflict), fmt.Sprintf("%s has another protocol on port %d", first.name(), l.Port)

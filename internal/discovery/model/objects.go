@@ -93,7 +93,7 @@ func (m *Model) dependents(k object.Key) []iter.Seq[incr.Dependent] {
 		return []iter.Seq[incr.Dependent]{t.kubernetes.Dependents(rowKey(k))}
 	case object.ListenerSet:
 		return []iter.Seq[incr.Dependent]{t.sets.Dependents(rowKey(k))}
-	case object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute:
+	case object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.UDPRoute:
 		return []iter.Seq[incr.Dependent]{t.routes.Dependents(routeKey(k))}
 	case object.IngressClass:
 		return []iter.Seq[incr.Dependent]{t.ingressClasses.Dependents(nameKey(k))}

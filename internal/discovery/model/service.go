@@ -109,10 +109,36 @@ type Port struct {
 	TargetName string
 }
 
-// PortOf returns the service's port with that number, if it has one.
+// Key is the number or, for UDP, UDPKey of it: a service may have a port of TCP and one of UDP with the same number.
+func (p Port) Key() uint32 {
+	if p.Protocol == mesh.UDP {
+		return UDPKey(p.Number)
+	}
+	return p.Number
+}
+
+// UDPKey is the key of a port of UDP; it is no number of a port.
+func UDPKey(number uint32) uint32 { return number | udpBit }
+
+// IsUDPKey reports whether the key of a port is that of one of UDP.
+func IsUDPKey(key uint32) bool { return key&udpBit != 0 }
+
+const udpBit = 1 << 16
+
+// PortOf returns the service's port with that number, if it has one; of one of TCP and one of UDP that of TCP.
 func (s *Service) PortOf(number uint32) (Port, bool) {
 	for _, p := range s.Ports {
-		if p.Number == number {
+		if p.Number == number && p.Protocol != mesh.UDP {
+			return p, true
+		}
+	}
+	return s.UDPPortOf(number)
+}
+
+// UDPPortOf returns the service's port of UDP with that number, if it has one.
+func (s *Service) UDPPortOf(number uint32) (Port, bool) {
+	for _, p := range s.Ports {
+		if p.Number == number && p.Protocol == mesh.UDP {
 			return p, true
 		}
 	}

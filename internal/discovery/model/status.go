@@ -16,14 +16,14 @@ import (
 
 // Features are the names of the Gateway API's features that are supported, sorted. [control-plane 1.11.9]
 var Features = []string{
-	"BackendTLSPolicy", "BackendTLSPolicySANValidation", "GRPCRoute", "GRPCRouteNamedRouteRule", "Gateway", "GatewayHTTPListenerIsolation", "GatewayInfrastructure", "GatewayPort8080", "HTTPRoute", "HTTPRoute303RedirectStatusCode",
-	"HTTPRoute307RedirectStatusCode", "HTTPRoute308RedirectStatusCode", "HTTPRouteBackendProtocolH2C", "HTTPRouteBackendProtocolWebSocket", "HTTPRouteBackendRequestHeaderModification",
-	"HTTPRouteBackendTimeout", "HTTPRouteCORS", "HTTPRouteDestinationPortMatching", "HTTPRouteHostRewrite", "HTTPRouteMethodMatching", "HTTPRouteNamedRouteRule", "HTTPRouteParentRefPort",
-	"HTTPRoutePathRedirect", "HTTPRoutePathRewrite", "HTTPRoutePortRedirect", "HTTPRouteQueryParamMatching", "HTTPRouteRequestMirror", "HTTPRouteRequestMultipleMirrors",
-	"HTTPRouteRequestPercentageMirror", "HTTPRouteRequestTimeout", "HTTPRouteResponseHeaderModification", "HTTPRouteRetry", "HTTPRouteSchemeRedirect", "ListenerSet", "Mesh", "MeshConsumerRoute",
-	"MeshHTTPRouteBackendRequestHeaderModification", "MeshHTTPRouteNamedRouteRule", "MeshHTTPRouteQueryParamMatching", "MeshHTTPRouteRedirectPath", "MeshHTTPRouteRedirectPort", "MeshHTTPRouteRewritePath",
-	"MeshHTTPRouteSchemeRedirect", "ReferenceGrant", "TCPRoute", "TLSRoute",
-	"TLSRouteModeMixed", "TLSRouteModeTerminate",
+	"BackendTLSPolicy", "BackendTLSPolicySANValidation", "GRPCRoute", "GRPCRouteNamedRouteRule", "Gateway", "GatewayAddressEmpty", "GatewayHTTPListenerIsolation", "GatewayInfrastructure",
+	"GatewayPort8080", "HTTPRoute", "HTTPRoute303RedirectStatusCode", "HTTPRoute307RedirectStatusCode", "HTTPRoute308RedirectStatusCode", "HTTPRouteBackendProtocolH2C",
+	"HTTPRouteBackendProtocolWebSocket", "HTTPRouteBackendRequestHeaderModification", "HTTPRouteBackendTimeout", "HTTPRouteCORS", "HTTPRouteDestinationPortMatching", "HTTPRouteHostRewrite",
+	"HTTPRouteMethodMatching", "HTTPRouteNamedRouteRule", "HTTPRouteParentRefPort", "HTTPRoutePathRedirect", "HTTPRoutePathRewrite", "HTTPRoutePortRedirect", "HTTPRouteQueryParamMatching",
+	"HTTPRouteRequestMirror", "HTTPRouteRequestMultipleMirrors", "HTTPRouteRequestPercentageMirror", "HTTPRouteRequestTimeout", "HTTPRouteResponseHeaderModification", "HTTPRouteRetry",
+	"HTTPRouteSchemeRedirect", "ListenerSet", "Mesh", "MeshConsumerRoute", "MeshHTTPRouteBackendRequestHeaderModification",
+	"MeshHTTPRouteNamedRouteRule", "MeshHTTPRouteQueryParamMatching", "MeshHTTPRouteRedirectPath", "MeshHTTPRouteRedirectPort", "MeshHTTPRouteRewritePath", "MeshHTTPRouteSchemeRedirect",
+	"ReferenceGrant", "TCPRoute", "TLSRoute", "TLSRouteModeMixed", "TLSRouteModeTerminate", "UDPRoute",
 }
 
 // GatewayStatus returns what the status of an object of the Gateway API says, or of an Ingress; nil for one that is not in force, for an
@@ -47,7 +47,7 @@ func (m *Model) GatewayStatus(r *incr.Reader, k object.Key) *object.GatewayStatu
 			return nil
 		}
 		return m.setStatus(r, set)
-	case object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute:
+	case object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.UDPRoute:
 		route, exists := incr.Get(r, m.tables.routes, routeKey(k))
 		if !exists {
 			return nil
@@ -130,7 +130,7 @@ func (m *Model) listenerStatuses(r *incr.Reader, g *KubernetesGateway, of Row, s
 func (m *Model) listenerStatus(r *incr.Reader, l listenerOf) object.ListenerStatus {
 	out := object.ListenerStatus{Name: l.listener.section}
 	var unknown []string
-	for _, kind := range []object.Kind{object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute} {
+	for _, kind := range []object.Kind{object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.UDPRoute} {
 		if l.takes(kind) {
 			out.Kinds = append(out.Kinds, string(kind))
 		}
@@ -151,7 +151,7 @@ func (m *Model) listenerStatus(r *incr.Reader, l listenerOf) object.ListenerStat
 	}
 	accepted := object.GatewayCondition{Type: "Accepted", True: true, Reason: "Accepted"}
 	conflicted := object.GatewayCondition{Type: "Conflicted", Reason: "NoConflicts"}
-	if !slices.Contains([]gatewayv1.ProtocolType{gatewayv1.HTTPProtocolType, gatewayv1.HTTPSProtocolType, gatewayv1.TLSProtocolType, gatewayv1.TCPProtocolType}, l.spec.Protocol) {
+	if !slices.Contains([]gatewayv1.ProtocolType{gatewayv1.HTTPProtocolType, gatewayv1.HTTPSProtocolType, gatewayv1.TLSProtocolType, gatewayv1.TCPProtocolType, gatewayv1.UDPProtocolType}, l.spec.Protocol) {
 		accepted = object.GatewayCondition{Type: "Accepted", Reason: "UnsupportedProtocol", Message: fmt.Sprintf("protocol %.100s is not served", l.spec.Protocol)}
 	}
 	if l.conflict != "" {
@@ -306,6 +306,8 @@ func (m *Model) backendsResolved(r *incr.Reader, route *KubernetesRoute, between
 		switch service := m.kubernetesService(r, ns, string(b.Name)); {
 		case service == nil:
 			return no("BackendNotFound", "there is no Service %s in namespace %s", b.Name, ns)
+		case b.Port != nil && route.Kind == object.UDPRoute && !service.hasUDP(uint32(*b.Port)):
+			return no("BackendNotFound", "Service %s of namespace %s has no port %d of UDP", b.Name, ns, *b.Port)
 		case b.Port != nil && !service.hasPort(uint32(*b.Port)):
 			return no("BackendNotFound", "Service %s of namespace %s has no port %d", b.Name, ns, *b.Port)
 		}
@@ -321,6 +323,11 @@ func (m *Model) kubernetesService(r *incr.Reader, namespace, name string) (best 
 		}
 	}
 	return best
+}
+
+func (s *Service) hasUDP(n uint32) bool {
+	_, ok := s.UDPPortOf(n)
+	return ok
 }
 
 func (s *Service) hasPort(n uint32) bool {

@@ -466,7 +466,7 @@ func newSpec(k object.Kind) any {
 		return &object.IngressSpec{}
 	case object.Namespace, object.ServiceAccount:
 		return nil
-	case object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.ReferenceGrant, object.BackendTLSPolicy:
+	case object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.UDPRoute, object.ReferenceGrant, object.BackendTLSPolicy:
 		return decode.GatewaySpec(k)
 	}
 	panic("saved: unknown kind " + string(k))

@@ -123,6 +123,8 @@ const istio = `
 ---
 {apiVersion: gateway.networking.k8s.io/v1, kind: TCPRoute, metadata: {name: n}, spec: {rules: [{backendRefs: [{name: a, port: 90}]}]}}
 ---
+{apiVersion: gateway.networking.k8s.io/v1, kind: UDPRoute, metadata: {name: n}, spec: {rules: [{backendRefs: [{name: a, port: 53}]}]}}
+---
 {apiVersion: gateway.networking.k8s.io/v1, kind: ReferenceGrant, metadata: {name: n}, spec: {from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: a}], to: [{group: "", kind: Service}]}}
 ---
 {apiVersion: gateway.networking.k8s.io/v1, kind: BackendTLSPolicy, metadata: {name: n}, spec: {targetRefs: [{group: "", kind: Service, name: a}], validation: {hostname: a.example.com, wellKnownCACertificates: System}}}
@@ -238,7 +240,7 @@ func TestKeySetsAreSaved(t *testing.T) {
 // A file of version 1 must be decoded and be equal to what is encoded now: a change of the format
 // needs another version.
 func TestFormatOfVersion1(t *testing.T) {
-	const file = "testdata/version1-hostnames.saved"
+	const file = "testdata/version1-udp-route.saved"
 	want, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

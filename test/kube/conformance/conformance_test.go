@@ -69,6 +69,7 @@ func buildSuite(ctx context.Context, dir string) (map[string]node.Image, error) 
 		{"test", "-C", module, "-c", "-o", filepath.Join(dir, "suite"), "."},
 		{"build", "-C", module, "-o", filepath.Join(dir, "echo-basic"), "sigs.k8s.io/gateway-api/conformance/echo-basic"},
 		{"build", "-C", module, "-o", filepath.Join(dir, "echo-advanced"), "./echo-advanced"},
+		{"build", "-C", module, "-o", filepath.Join(dir, "dns"), "./dns"},
 	} {
 		cmd := exec.CommandContext(ctx, "go", line...)
 		cmd.Dir = root
@@ -81,9 +82,7 @@ func buildSuite(ctx context.Context, dir string) (map[string]node.Image, error) 
 	advanced := image("echo-advanced") // a stand-in, since the source of the image is not in the suite
 	advanced.User = 65532
 	advanced.Files[local+"client"] = filepath.Join(dir, "echo-advanced")
-	// It serves routes of UDP, which are not claimed, and has to run.
-	idle := node.Image{Entrypoint: []string{"/usr/bin/sh", "-c", "exec sleep infinity"}, User: 65532}
-	return map[string]node.Image{"coredns/coredns": idle, "gateway-api/echo-basic": echo, "gateway-api/echo-advanced": advanced, "conformance-suite": image("suite")}, nil
+	return map[string]node.Image{"coredns/coredns": image("dns"), "gateway-api/echo-basic": echo, "gateway-api/echo-advanced": advanced, "conformance-suite": image("suite")}, nil
 }
 
 // bound is the longest time that the suite may take.
@@ -92,7 +91,7 @@ const bound = 20 * time.Minute
 // profiles are what is claimed, skipped the tests that are known to fail, with the reason. The features are those that the class claims in
 // its status, but for those in unproved.
 var (
-	profiles = []string{"GATEWAY-HTTP", "GATEWAY-TLS", "GATEWAY-GRPC", "MESH-HTTP", "MESH-GRPC", "GATEWAY-TCP"}
+	profiles = []string{"GATEWAY-HTTP", "GATEWAY-TLS", "GATEWAY-GRPC", "MESH-HTTP", "MESH-GRPC", "GATEWAY-TCP", "GATEWAY-UDP"}
 	unproved = []string{}
 	skipped  = map[string]string{}
 )

@@ -79,7 +79,7 @@ rules:
 - {apiGroups: [security.istio.io], resources: [authorizationpolicies, peerauthentications, requestauthentications], verbs: [list, watch]}
 - {apiGroups: [telemetry.istio.io], resources: [telemetries], verbs: [list, watch]}
 - {apiGroups: [extensions.istio.io], resources: [trafficextensions, wasmplugins], verbs: [list, watch]}
-- {apiGroups: [gateway.networking.k8s.io], resources: [backendtlspolicies, gatewayclasses, gateways, grpcroutes, httproutes, listenersets, referencegrants, tcproutes, tlsroutes], verbs: [list, watch]}
+- {apiGroups: [gateway.networking.k8s.io], resources: [backendtlspolicies, gatewayclasses, gateways, grpcroutes, httproutes, listenersets, referencegrants, tcproutes, tlsroutes, udproutes], verbs: [list, watch]}
 - {apiGroups: [networking.k8s.io], resources: [ingressclasses, ingresses], verbs: [list, watch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1

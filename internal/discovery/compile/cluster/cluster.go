@@ -106,6 +106,16 @@ func (in Input) forPassthrough() Input {
 	return in
 }
 
+// forUDP returns an input for a port of UDP as what the cluster is built of: of Policy, what concerns connections and TLS does not count.
+func (in Input) forUDP() Input {
+	p := &networking.TrafficPolicy{OutlierDetection: in.Policy.GetOutlierDetection()}
+	if l := in.Policy.GetLoadBalancer(); l.GetConsistentHash() == nil && l.GetSimple() != networking.LoadBalancerSettings_PASSTHROUGH {
+		p.LoadBalancer = l
+	}
+	in.Policy, in.AutoMTLS, in.TLS = p, false, nil
+	return in
+}
+
 // BackendTLS is TLS to a server whose certificate must have one of some names.
 type BackendTLS struct {
 	// Closed is set if no connection may be made.
@@ -131,7 +141,10 @@ const (
 // Build returns the outbound cluster of in.
 func Build(in Input) *clusterv3.Cluster {
 	name := Name(Outbound, in.Port, in.Subset, in.Service.Host)
-	if in.Passthrough {
+	switch {
+	case in.Protocol == mesh.UDP:
+		name, in = Name(OutboundUDP, in.Port, in.Subset, in.Service.Host), in.forUDP()
+	case in.Passthrough:
 		name, in = SNI(in.Port, in.Subset, in.Service.Host), in.forPassthrough()
 	}
 	c := &clusterv3.Cluster{

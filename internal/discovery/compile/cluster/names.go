@@ -9,6 +9,8 @@ import (
 const (
 	Outbound = "outbound"
 	Inbound  = "inbound"
+	// OutboundUDP is the direction of clusters of ports of UDP: a service may have one of TCP with the same number.
+	OutboundUDP = "outbound-udp"
 )
 
 // Name returns the name of a cluster in routes, endpoints and metrics: DIRECTION|PORT|SUBSET|HOST.
@@ -31,7 +33,7 @@ func (k Key) String() string { return Name(k.Direction, k.Port, k.Subset, k.Host
 // ParseName parses a result of Name; it returns false for any other name, such as BlackHoleCluster.
 func ParseName(name string) (Key, bool) {
 	p := strings.Split(name, "|")
-	if len(p) != 4 || (p[0] != Outbound && p[0] != Inbound) {
+	if len(p) != 4 || (p[0] != Outbound && p[0] != Inbound && p[0] != OutboundUDP) {
 		return Key{}, false
 	}
 	port, err := strconv.ParseUint(p[1], 10, 32)

@@ -27,7 +27,9 @@ type Gateway struct {
 	Name, Address string
 	Port          uint32
 	// TLS is set if chains are chosen by the server name of TLS.
-	TLS    bool
+	TLS bool
+	// UDP is set if the listener takes datagrams: its one chain says where they go.
+	UDP    bool
 	Chains []GatewayChain
 	// TrustDomains are those whose certificates servers with mode ISTIO_MUTUAL accept, the mesh's first.
 	TrustDomains []string
@@ -71,6 +73,9 @@ func (g Gateway) Clusters() (out []string) {
 
 // BuildGateway translates the plan of a router's listener, which binds to its address. [control-plane 1.9.2, 1.12.16]
 func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
+	if g.UDP {
+		return buildUDP(g, e)
+	}
 	l := &listenerv3.Listener{
 		Name:                                 g.Name,
 		Address:                              address(g.Address, g.Port),

@@ -51,6 +51,8 @@ func GatewaySpec(kind object.Kind) any {
 		return &gatewayv1.TLSRouteSpec{}
 	case object.TCPRoute:
 		return &gatewayv1.TCPRouteSpec{}
+	case object.UDPRoute:
+		return &gatewayv1.UDPRouteSpec{}
 	case object.ReferenceGrant:
 		return &gatewayv1.ReferenceGrantSpec{}
 	case object.BackendTLSPolicy:

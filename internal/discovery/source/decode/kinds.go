@@ -124,6 +124,7 @@ var kinds = map[object.Kind]kindRow{
 	object.GRPCRoute:         gatewayAPI(object.GRPCRoute, "grpcroutes", func(x *gatewayv1.GRPCRoute) any { return &x.Spec }),
 	object.TLSRoute:          gatewayAPI(object.TLSRoute, "tlsroutes", func(x *gatewayv1.TLSRoute) any { return &x.Spec }, "v1alpha3", "v1alpha2"),
 	object.TCPRoute:          gatewayAPI(object.TCPRoute, "tcproutes", func(x *gatewayv1.TCPRoute) any { return &x.Spec }, "v1alpha2"),
+	object.UDPRoute:          refusable(gatewayAPI(object.UDPRoute, "udproutes", func(x *gatewayv1.UDPRoute) any { return &x.Spec }, "v1alpha2")),
 	object.ReferenceGrant:    gatewayAPI(object.ReferenceGrant, "referencegrants", func(x *gatewayv1.ReferenceGrant) any { return &x.Spec }),
 	object.BackendTLSPolicy:  gatewayAPI(object.BackendTLSPolicy, "backendtlspolicies", func(x *gatewayv1.BackendTLSPolicy) any { return &x.Spec }),
 

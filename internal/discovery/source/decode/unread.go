@@ -19,9 +19,7 @@ var unreadKinds = map[string]map[object.Kind]unreadKind{
 	telemetryGroup:     {},
 	extensionsGroup:    {},
 	"install.istio.io": {"IstioOperator": noEffect},
-	gatewayGroup: {
-		"UDPRoute": noEffect,
-	},
+	gatewayGroup:       {},
 }
 
 var noEffect = unreadKind{text: "objects of this kind are not supported: it has no effect; remove it, or use a supported kind"}

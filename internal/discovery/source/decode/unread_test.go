@@ -15,7 +15,6 @@ func TestKindsThatAreNotRead(t *testing.T) {
 		{"telemetry.istio.io/v1", "Telemetries", `warning Telemetry n/a: kind: unknown kind "Telemetries"; did you mean Telemetry?`},
 		{"extensions.istio.io/v1alpha1", "WasmPlugins", `warning WasmPlugin n/a: kind: unknown kind "WasmPlugins"; did you mean WasmPlugin?`},
 		{"install.istio.io/v1alpha1", "IstioOperator", "warning IstioOperator n/a: objects of this kind"},
-		{"gateway.networking.k8s.io/v1", "UDPRoute", "warning UDPRoute n/a: objects of this kind"},
 		{"gateway.networking.k8s.io/v1", "HTTPRoutes", "warning HTTPRoute n/a: kind: unknown kind \"HTTPRoutes\"; did you mean HTTPRoute?"},
 		{"gateway.networking.k8s.io/v1", "KubernetesGateway", "warning Kubernetes Gateway n/a: kind: unknown kind"},
 		{"networking.istio.io/v1", "Teapot", `warning Teapot n/a: kind: unknown kind "Teapot" of networking.istio.io`},
