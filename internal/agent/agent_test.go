@@ -26,11 +26,16 @@ func options(t *testing.T, env map[string]string) (Options, error) {
 	for k, v := range env {
 		all[k] = v
 	}
-	s, err := spec.Build(spec.Input{
-		Role: mesh.Sidecar, Env: all, ReadFile: os.ReadFile,
-		Host: spec.Host{Interfaces: []spec.Interface{{Name: "eth0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}},
-	})
+	s, err := spec.Build(input(all, nil))
 	return Options{Spec: s, Log: slog.New(slog.DiscardHandler)}, err
+}
+
+// input is the input of the Specs of these tests; running is nil at the start.
+func input(env map[string]string, running *spec.Spec) spec.Input {
+	return spec.Input{
+		Role: mesh.Sidecar, Env: env, ReadFile: os.ReadFile, Running: running,
+		Host: spec.Host{Interfaces: []spec.Interface{{Name: "eth0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}},
+	}
 }
 
 func freePort(t *testing.T) int {

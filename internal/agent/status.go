@@ -227,7 +227,7 @@ func (p parts) detail() any {
 		Discovery: p.spec.Upstream.Discovery, Connected: x.Connected(), Since: x.Since, Streams: x.Streams, XDSStreams: p.xds.Streams(),
 		Requests: x.Requests, Responses: x.Responses, Refused: x.Refused, Refusals: x.Nacks,
 		Restarts: Restarts{
-			Epochs: e.Epochs, Processes: e.Processes, Goal: e.Goal, Notes: e.Notes, ColdChanges: p.workload.cold(), Waiting: e.Goal.Waiting,
+			Epochs: e.Epochs, Processes: e.Processes, Goal: e.Goal, Notes: e.Notes, ColdChanges: p.workload.reloader.Cold(), Waiting: e.Goal.Waiting,
 		},
 		Certificate: p.certificates.report(p.spec), TrustedRoots: p.certificates.trust.Roots(),
 	}

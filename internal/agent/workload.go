@@ -34,7 +34,7 @@ type runner interface {
 // workload is the runner with what belongs to it.
 type workload struct {
 	runner runner
-	// admin and reloader are nil without an Envoy.
+	// admin is nil without an Envoy.
 	admin    status.Proxy
 	reloader *reload.Reloader
 	tasks    []run.Task
@@ -44,7 +44,12 @@ type workload struct {
 func newWorkload(ctx context.Context, o *Options, atEnd *run.Cleanups, follower *filewatch.Follower, xds *xdsproxy.Proxy, changes *dynamicBootstrap) (workload, error) {
 	s, log := o.Spec, o.Log
 	if s.Envoy.Disabled {
-		return workload{runner: newNoEnvoy(s.Lifecycle.Drain, log.With("scope", "envoy")), tasks: []run.Task{{Name: "own stream", Run: xds.OwnStream}}}, nil
+		reloader := reloadWithoutEnvoy(o, follower)
+		atEnd.Add("stop following files", reloader.Close)
+		return workload{
+			runner: newNoEnvoy(s.Lifecycle.Drain, log.With("scope", "envoy")), reloader: reloader,
+			tasks: []run.Task{{Name: "own stream", Run: xds.OwnStream}, {Name: "changes", Run: reloader.Run}},
+		}, nil
 	}
 	bootstraps, err := launch.Open(s, log)
 	if err != nil {
@@ -80,6 +85,20 @@ func newWorkload(ctx context.Context, o *Options, atEnd *run.Cleanups, follower 
 	return workload{runner: envoys, admin: envoys.Admin(), reloader: reloader, tasks: append(changes.tasks(), run.Task{Name: "restart", Run: restart})}, nil
 }
 
+// reloadWithoutEnvoy follows the inputs of an agent without an Envoy. What an Envoy would be started with is in the node of the bootstrap
+// of gRPC libraries, which is written anew: they read it when the application starts.
+func reloadWithoutEnvoy(o *Options, follower *filewatch.Follower) *reload.Reloader {
+	log := o.Log.With("scope", "restart")
+	return reload.New(reload.Options{
+		Running: o.Spec, First: launch.First, Read: o.Reread, Follower: follower, CPULimit: func() int { return 0 }, Log: log,
+		SetLogLevel: func(context.Context, string, string) error { return errors.New("there is no Envoy (DISABLE_ENVOY)") },
+		Start: func(next *spec.Spec, _ string) error {
+			_, err := newProxyless(next, log)
+			return err
+		},
+	})
+}
+
 // epochOf is the epoch of the Envoy with a process id.
 func epochOf(all []envoy.Process, pid int) (epoch int, ok bool) {
 	for _, p := range all {
@@ -92,18 +111,10 @@ func epochOf(all []envoy.Process, pid int) (epoch int, ok bool) {
 
 // restart returns what restarts Envoy, nil without one.
 func (w workload) restart() func() {
-	if w.reloader == nil {
+	if w.admin == nil {
 		return nil
 	}
 	return w.reloader.Restart
-}
-
-// cold returns the fields whose new values take effect with the next agent. Without an Envoy none is looked at again.
-func (w workload) cold() []string {
-	if w.reloader == nil {
-		return []string{}
-	}
-	return w.reloader.Cold()
 }
 
 // noEnvoy is in place of Envoy's supervisor: it only waits. After a request to end it waits for as long as Envoy would drain, since

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pilothouse/pilothouse/internal/agent/spec"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
@@ -18,13 +19,15 @@ import (
 func TestNoEnvoy(t *testing.T) {
 	t.Chdir(t.TempDir())
 	port := strconv.Itoa(freePort(t))
-	o, err := options(t, map[string]string{
+	env := map[string]string{
 		"DISABLE_ENVOY": "true", "XDS_ROOT_CA": "SYSTEM", "CA_ROOT_CA": "SYSTEM", "OUTPUT_CERTS": "certs",
 		"PROXY_CONFIG": "{binaryPath: /no/envoy, discoveryAddress: 127.0.0.1:" + strconv.Itoa(freePort(t)) + ", terminationDrainDuration: 3600s, statusPort: " + port + "}",
-	})
+	}
+	o, err := options(t, env)
 	if err != nil {
 		t.Fatal(err)
 	}
+	o.Reread = func(running *spec.Spec) (*spec.Spec, error) { return spec.Build(input(env, running)) }
 	a, err := New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -50,6 +53,18 @@ func TestNoEnvoy(t *testing.T) {
 	if sockets, _ := filepath.Glob("var/run/secrets/*/socket"); len(sockets) > 0 {
 		t.Errorf("sockets for secrets: %q", sockets)
 	}
+	// The files of the start are followed: what gRPC libraries get to know is in their bootstrap, and the rest is told.
+	if err := os.MkdirAll("etc/istio/config", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile("etc/istio/config/mesh", []byte("defaultConfig: {tracingServiceName: CANONICAL_NAME_ONLY, runtimeValues: {changed: '1'}}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "the field that takes effect later is told", func() bool { return strings.Contains(page("/debug/status"), `"tracingServiceName"`) })
+	wait.Until(t, "the bootstrap has the field that the node tells", func() bool {
+		text, err := os.ReadFile("etc/istio/proxy/grpc-bootstrap.json")
+		return err == nil && strings.Contains(string(text), `"changed"`)
+	})
 	end()
 	wait.Until(t, "the agent says that it ends", func() bool { return strings.Contains(page("/healthz/ready"), "draining and about to end") })
 	a.Again()

@@ -5,7 +5,7 @@
 // it with the running one: another log level is set at run time, anything else that Envoy was
 // started with is a new launch, and a change that only takes effect with the next agent is logged and listed
 // in Cold. If an input cannot be read, that is logged and nothing changes. How a
-// new Envoy takes over is decided by package supervise.
+// new Envoy takes over is decided by package supervise. Without an Envoy a launch is a new bootstrap of gRPC libraries.
 package reload
 
 import (
@@ -73,7 +73,9 @@ func New(o Options) *Reloader {
 	r := &Reloader{o: o, running: o.Running, hash: o.First, wake: make(chan struct{}, 1)}
 	r.cold.Store(&[]string{})
 	r.limit.Store(int64(o.CPULimit()))
-	r.binary.open(r.running.Envoy.Binary)
+	if !r.running.Envoy.Disabled {
+		r.binary.open(r.running.Envoy.Binary)
+	}
 	paths, _ := r.inputs(r.running)
 	r.set = o.Follower.Follow(r.wake, paths...)
 	r.set.Also(r.limitDiffers)
@@ -159,6 +161,9 @@ func (r *Reloader) reload(ctx context.Context) {
 
 // inputs returns the paths to follow, and a digest of the contents of the files that Envoy reads itself.
 func (r *Reloader) inputs(s *spec.Spec) (paths []string, contents string) {
+	if s.Envoy.Disabled {
+		return slices.Clone(s.Files), ""
+	}
 	var custom []byte
 	own := []string{}
 	if path := s.Envoy.CustomBootstrap; path != "" {
@@ -209,7 +214,11 @@ func (r *Reloader) apply(ctx context.Context, next *spec.Spec, contents string, 
 			return err
 		}
 		r.hash = digest(sum, contents)[:16] + "-" + strconv.Itoa(r.restarts)
-		r.o.Log.Info("a new Envoy is needed", "hash", r.hash, "requested", asked)
+		if next.Envoy.Disabled {
+			r.o.Log.Info("the bootstrap of gRPC libraries is written anew: they read it when the application starts")
+		} else {
+			r.o.Log.Info("a new Envoy is needed", "hash", r.hash, "requested", asked)
+		}
 	}
 	if another || change.LogLevel {
 		if err := r.o.Start(next, r.hash); err != nil {
