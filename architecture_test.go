@@ -40,7 +40,7 @@ var layers = map[string]layer{
 	"internal/mesh": vocabulary, "internal/object": vocabulary, "internal/pki": vocabulary,
 	"internal/join": tools,
 	"internal/incr": tools, "internal/run": tools, "internal/filewatch": tools,
-	"internal/yamltree": tools, "internal/statefile": tools, "internal/claim": tools, "internal/cgroup": tools, "internal/printable": tools, "internal/httpguard": tools, "test/wait": tools,
+	"internal/yamltree": tools, "internal/statefile": tools, "internal/claim": tools, "internal/cgroup": tools, "internal/unmap": tools, "internal/printable": tools, "internal/httpguard": tools, "test/wait": tools,
 	"internal/settings": tools, "internal/settings/cli": edge,
 	"internal/kube":        tools, // how to connect, nothing of meshes
 	"internal/kube/leader": edge, "internal/kube/forward": edge,
@@ -352,7 +352,7 @@ func TestHTTPServersAreBounded(t *testing.T) {
 var wholeReads = map[string]string{
 	"internal/filewatch/": "implements the bound", "internal/statefile/": "implements the bound",
 	"internal/cgroup/": "files of the kernel", "internal/agent/app/app.go": "files of the kernel", "internal/agent/capture/": "files of the kernel",
-	"internal/agent/envoy/": "files of the kernel", "internal/agent/machine/": "files of the kernel", "internal/agent/status/metrics.go": "a file of the kernel", "internal/agent/doctor/gather/listen.go": "files of the kernel", "cmd/pilot-agent/doctor.go": "files of the kernel", "cmd/pilot-discovery/program.go": "a file of the kernel", "internal/claim/folder.go": "a file of the kernel",
+	"internal/agent/envoy/": "files of the kernel", "internal/agent/machine/": "files of the kernel", "internal/agent/status/metrics.go": "a file of the kernel", "internal/agent/doctor/gather/listen.go": "files of the kernel", "cmd/pilot-agent/doctor.go": "files of the kernel", "internal/unmap/": "a file of the kernel", "internal/claim/folder.go": "a file of the kernel",
 	"internal/discovery/ca/": "files of the state folder", "internal/discovery/discovery.go": "a file of the state folder",
 	"cmd/pilotctl/": "files that its user names", "internal/demo/": "files that its user names", "internal/lab/": "files of its own", "samples/": "an application", "hack/": "files of the repository",
 }

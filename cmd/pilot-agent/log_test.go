@@ -5,8 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/pilothouse/pilothouse/test/agenttest"
 )
 
 // logged returns what write logs with the flags.
@@ -54,5 +58,44 @@ func TestLogJSON(t *testing.T) {
 	var line map[string]string
 	if err := json.Unmarshal([]byte(got), &line); err != nil || line["level"] != "warn" || line["scope"] != "sds" || line["msg"] != "m" || line["k"] != "v" {
 		t.Errorf("%q (%v)", got, err)
+	}
+}
+
+// variable are the parts of a line that differ where it says the same: its time, how often something was tried, and until when.
+var variable = regexp.MustCompile(`^\S+\t|\t(attempt|next|left)=\S+|[0-9.]+`)
+
+// An agent whose control plane is away says so once, and not with each attempt.
+func TestNoLineIsRepeatedWithinAMinute(t *testing.T) {
+	plane := agenttest.NewPlane(t) // which nobody starts
+	a := agenttest.New(t, plane, "", "DISABLE_ENVOY=true")
+	a.Start()
+	agenttest.Until(t, "the agent has asked for its certificate five times", func() error {
+		_, page, err := a.Get(a.Status, "/metrics")
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(page) {
+			if strings.HasPrefix(line, "istio_agent_num_failed_outgoing_requests{") {
+				_, n, _ := strings.Cut(strings.TrimSpace(line), "} ")
+				if failed, err := strconv.Atoi(n); err == nil && failed >= 5 {
+					return nil
+				}
+			}
+		}
+		return errors.New("it has not")
+	})
+	seen := map[string]string{}
+	for line := range strings.Lines(a.Output()) {
+		fact := variable.ReplaceAllString(line, "")
+		if strings.Contains(line, "\trepeated=") || strings.Contains(line, "FLAG: ") || !strings.Contains(line, "\t") {
+			continue // it says how often it was left out; of the machine; of a configuration of several lines
+		}
+		if seen[fact] != "" {
+			t.Errorf("a line is written twice:\n%s%s", seen[fact], line)
+		}
+		seen[fact] = line
+	}
+	if len(seen) == 0 {
+		t.Error("nothing is logged")
 	}
 }

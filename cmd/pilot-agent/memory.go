@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/cgroup"
+	"github.com/pilothouse/pilothouse/internal/unmap"
 )
 
 const (
@@ -30,7 +31,8 @@ func runningLimit(group int64) int64 {
 }
 
 // limitMemory keeps the garbage collector off during the start, where every millisecond
-// delays a Pod and the heap is small, and afterwards gives back what only the start needed.
+// delays a Pod and the heap is small, and afterwards gives back what only the start needed, and unmaps what it read of
+// the program's file.
 // It limits the runtime to one CPU at a time, because each more holds memory of its own.
 // GOGC, GOMEMLIMIT and GOMAXPROCS take precedence. A call of ready, which does not block,
 // gives memory back once more; stop ends it.
@@ -50,6 +52,7 @@ func limitMemory(s process) (ready, stop func()) {
 		}
 		debug.FreeOSMemory() // twice: what a sync.Pool holds survives one collection
 		debug.FreeOSMemory()
+		_ = unmap.Program() // what stays mapped costs memory only
 	})
 	return func() { t.Reset(startTime) }, func() { t.Stop() }
 }

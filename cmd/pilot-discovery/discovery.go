@@ -27,6 +27,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/internal/settings/cli"
+	"github.com/pilothouse/pilothouse/internal/unmap"
 )
 
 func newDiscovery(args []string, env map[string]string) *cobra.Command {
@@ -74,13 +75,13 @@ value, proxies are not served until that is fixed or confirmed (--accept-empty-c
 			limitMemory(v)
 			opts.Log, opts.Version = log, version
 			opts.OnReady = func() {
-				unmap := func() {
-					if err := unmapProgram(); err != nil {
+				forget := func() {
+					if err := unmap.Program(); err != nil {
 						log.Debug("pages of the program stay mapped", "error", err)
 					}
 				}
-				unmap()
-				afterCollections(atMostOnce(time.Second, time.Now, unmap))
+				forget()
+				afterCollections(atMostOnce(time.Second, time.Now, forget))
 			}
 			srv, err := discovery.New(c.Context(), opts)
 			if err != nil {

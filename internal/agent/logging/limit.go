@@ -12,6 +12,9 @@ import (
 // maxLines bounds the number of lines that are remembered. Further ones are not limited.
 const maxLines = 512
 
+// attempt is the attribute with how often something was tried.
+const attempt = "attempt"
+
 // repeated is the attribute with how often a line was left out since it was written last.
 const repeated = "repeated"
 
@@ -19,7 +22,7 @@ const repeated = "repeated"
 // left out last is written when the period ends, so that the end of the log always tells the present state.
 //
 // Lines are the same if level, scope, message and attributes are; durations and times do not count, nor do numbers within
-// errors, such as ports. Lines of a level below info are not limited: whoever turns them on wants all of them.
+// errors, such as ports, and how many attempts there were. Lines of a level below info are not limited: whoever turns them on wants all of them.
 func Limit(next slog.Handler, period time.Duration) slog.Handler {
 	return &limited{Handler: next, limit: &limiter{period: period, lines: map[string]*line{}}}
 }
@@ -91,6 +94,9 @@ func (h *limited) identityOf(r slog.Record) string {
 
 // identify adds an attribute to an identity.
 func identify(b *strings.Builder, a slog.Attr) {
+	if a.Key == attempt {
+		return
+	}
 	v := a.Value.Resolve()
 	b.WriteByte('\t')
 	b.WriteString(a.Key)

@@ -50,7 +50,7 @@ func TestARepeatedLineIsWrittenOnceInAPeriod(t *testing.T) {
 		var out output
 		log := slog.New(Limit(logline.Text(&out, logline.Options{}), time.Minute)).With("scope", "upstream")
 		failed := func(n int) {
-			log.Warn("connection failed", "error", fmt.Errorf("dial 10.0.0.1:%d: refused", 40000+n), "retry", time.Duration(n)*time.Second)
+			log.Warn("connection failed", "error", fmt.Errorf("dial 10.0.0.1:%d: refused", 40000+n), "attempt", n, "retry", time.Duration(n)*time.Second)
 		}
 		want := func(what, want string) {
 			t.Helper()
@@ -60,21 +60,21 @@ func TestARepeatedLineIsWrittenOnceInAPeriod(t *testing.T) {
 			}
 		}
 		failed(1)
-		want("the first", `warn upstream connection failed error="dial 10.0.0.1:40001: refused" retry=1s`)
+		want("the first", `warn upstream connection failed error="dial 10.0.0.1:40001: refused" attempt=1 retry=1s`)
 		failed(2)
 		<-time.After(20 * time.Second)
 		failed(3)
 		log.Info("connected")
 		want("within a minute", "info upstream connected")
 		<-time.After(40*time.Second + time.Millisecond)
-		want("after it", `warn upstream connection failed error="dial 10.0.0.1:40003: refused" retry=3s repeated=2`)
+		want("after it", `warn upstream connection failed error="dial 10.0.0.1:40003: refused" attempt=3 retry=3s repeated=2`)
 		failed(4)
 		want("within the next", "")
 		<-time.After(time.Minute)
-		want("after that", `warn upstream connection failed error="dial 10.0.0.1:40004: refused" retry=4s repeated=1`)
+		want("after that", `warn upstream connection failed error="dial 10.0.0.1:40004: refused" attempt=4 retry=4s repeated=1`)
 		<-time.After(2 * time.Minute)
 		failed(5)
-		want("much later", `warn upstream connection failed error="dial 10.0.0.1:40005: refused" retry=5s`)
+		want("much later", `warn upstream connection failed error="dial 10.0.0.1:40005: refused" attempt=5 retry=5s`)
 	})
 }
 

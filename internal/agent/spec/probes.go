@@ -63,7 +63,7 @@ const (
 )
 
 // proberPath matches the path of a probe or a hook.
-var proberPath = regexp.MustCompile(`^/(app-health/[^/]+/(livez|readyz|startupz)|app-lifecycle/[^/]+/(prestopz|poststartz))$`)
+const proberPath = `^/(app-health/[^/]+/(livez|readyz|startupz)|app-lifecycle/[^/]+/(prestopz|poststartz))$`
 
 // proberJSON is a probe or a hook as injection writes it: the form of Kubernetes, with ports as numbers.
 type proberJSON struct {
@@ -115,8 +115,9 @@ func (b *builder) probes(statusPort int) Probes {
 		return p
 	}
 	p.Probers = map[string]Prober{}
+	valid := regexp.MustCompile(proberPath)
 	err := eachMember(text, func(path string, value json.RawMessage) error {
-		if !proberPath.MatchString(path) {
+		if !valid.MatchString(path) {
 			return errors.New("invalid key: want /app-health/CONTAINER/ and livez, readyz or startupz, or /app-lifecycle/CONTAINER/ and prestopz or poststartz")
 		}
 		if _, twice := p.Probers[path]; twice {

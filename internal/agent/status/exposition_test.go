@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"io"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -157,5 +158,30 @@ func BenchmarkJoin(b *testing.B) {
 		if err := e.end(true); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// A page of 20 MB costs the agent a fraction of it, garbage included.
+func TestALargePageIsNotGathered(t *testing.T) {
+	line := []byte("envoy_cluster_metric{cluster_name=\"outbound|9080||reviews.bookshop.svc.cluster.local\"} 12345\n")
+	const size = 20 << 20
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	e := newExposition(bufio.NewWriterSize(io.Discard, outBuffer), true)
+	e.begin(true)
+	for n := 0; n < size; n += len(line) {
+		if n%(size/1000) < len(line) {
+			_, _ = e.Write([]byte("# TYPE envoy_cluster_metric counter\n"))
+		}
+		if _, err := e.Write(line); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := e.end(true); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	if got := after.TotalAlloc - before.TotalAlloc; got > 1<<20 {
+		t.Errorf("%d bytes were allocated for a page of %d", got, size)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
@@ -34,11 +35,18 @@ const (
 	maxLayers   = 1000
 )
 
+// The patterns are compiled when they are first used: most agents fetch no modules, and those with counts take 150 kB.
 var (
-	repositoryName = regexp.MustCompile(`^[a-z0-9]+((\.|_|__|-+|/)[a-z0-9]+)*$`)
-	tagName        = regexp.MustCompile(`^\w[\w.-]{0,127}$`)
-	digestName     = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+	repositoryName = pattern(`^[a-z0-9]+((\.|_|__|-+|/)[a-z0-9]+)*$`)
+	tagName        = pattern(`^\w[\w.-]{0,127}$`)
+	digestName     = pattern(`^sha256:[0-9a-f]{64}$`)
+	challengeField = pattern(`(\w+)="([^"]*)"`)
+	hexSHA256      = pattern(`^[0-9a-f]{64}$`)
 )
+
+func pattern(text string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) })
+}
 
 // reference is an image in a registry.
 type reference struct{ host, repository, ref string }
@@ -51,16 +59,16 @@ func parseReference(u *url.URL) (reference, error) {
 		if i := strings.LastIndexByte(r.repository, ':'); i > strings.LastIndexByte(r.repository, '/') {
 			r.repository = r.repository[:i] // the digest decides
 		}
-		if !digestName.MatchString(r.ref) {
+		if !digestName().MatchString(r.ref) {
 			return r, permanent("invalid digest %s: want sha256: and 64 hexadecimal digits", printable.Quote(r.ref, 100))
 		}
 	} else if i := strings.LastIndexByte(r.repository, ':'); i >= 0 {
 		r.repository, r.ref = r.repository[:i], r.repository[i+1:]
-		if !tagName.MatchString(r.ref) {
+		if !tagName().MatchString(r.ref) {
 			return r, permanent("invalid tag %s: want letters, digits, . and -", printable.Quote(r.ref, 100))
 		}
 	}
-	if !repositoryName.MatchString(r.repository) {
+	if !repositoryName().MatchString(r.repository) {
 		return r, permanent("invalid repository %s: want HOST/REPOSITORY", printable.Quote(r.repository, 200))
 	}
 	if r.host == "docker.io" {
@@ -146,7 +154,7 @@ func (s *session) layer(ctx context.Context) (digest string, _ descriptor, err e
 		if len(m.Manifests) != 1 {
 			return "", descriptor{}, permanent("an image for %d platforms: want one manifest, since a module has no platform", len(m.Manifests))
 		}
-		if !digestName.MatchString(m.Manifests[0].Digest) {
+		if !digestName().MatchString(m.Manifests[0].Digest) {
 			return "", descriptor{}, permanent("invalid digest %s in the image's index", printable.Quote(m.Manifests[0].Digest, 100))
 		}
 		if m, _, err = s.manifest(ctx, m.Manifests[0].Digest); err != nil {
@@ -162,7 +170,7 @@ func (s *session) layer(ctx context.Context) (digest string, _ descriptor, err e
 			chosen = l
 		}
 	}
-	if !digestName.MatchString(chosen.Digest) {
+	if !digestName().MatchString(chosen.Digest) {
 		return "", descriptor{}, permanent("invalid digest %s of a layer", printable.Quote(chosen.Digest, 100))
 	}
 	return digest, chosen, nil
@@ -181,7 +189,7 @@ func (s *session) manifest(ctx context.Context, ref string) (m manifest, digest 
 	}
 	sum := sha256.Sum256(text)
 	digest = hex.EncodeToString(sum[:])
-	if digestName.MatchString(ref) && ref != "sha256:"+digest {
+	if digestName().MatchString(ref) && ref != "sha256:"+digest {
 		return m, "", permanent("the manifest has the digest sha256:%s: want %s", digest, ref)
 	}
 	if err := json.Unmarshal(text, &m); err != nil {
@@ -213,8 +221,6 @@ func (s *session) get(ctx context.Context, path, accept string) (*http.Response,
 	return send()
 }
 
-var challengeField = regexp.MustCompile(`(\w+)="([^"]*)"`)
-
 // authenticate does what a challenge of the registry asks for.
 func (s *session) authenticate(ctx context.Context, challenges []string) error {
 	basic := "Basic " + base64.StdEncoding.EncodeToString([]byte(s.user))
@@ -226,7 +232,7 @@ func (s *session) authenticate(ctx context.Context, challenges []string) error {
 			return nil
 		case strings.EqualFold(scheme, "Bearer"):
 			fields := map[string]string{}
-			for _, f := range challengeField.FindAllStringSubmatch(rest, -1) {
+			for _, f := range challengeField().FindAllStringSubmatch(rest, -1) {
 				fields[strings.ToLower(f[1])] = f[2]
 			}
 			return s.token(ctx, fields, basic)

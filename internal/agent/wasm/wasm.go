@@ -19,7 +19,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -126,15 +125,13 @@ func (c *Cache) Convert(ctx context.Context, config []byte) ([]byte, error) {
 
 const maxURL = 2048
 
-var hexSHA256 = regexp.MustCompile(`^[0-9a-f]{64}$`)
-
 // get returns the file of a module.
 func (c *Cache) get(ctx context.Context, m Module) (string, error) {
 	m.SHA256 = strings.ToLower(strings.TrimPrefix(m.SHA256, "sha256:"))
 	switch {
 	case m.SecretMissing:
 		return "", errors.New("the control plane does not have the secret of the registry")
-	case m.SHA256 != "" && !hexSHA256.MatchString(m.SHA256):
+	case m.SHA256 != "" && !hexSHA256().MatchString(m.SHA256):
 		return "", fmt.Errorf("invalid sha256 %s: want 64 hexadecimal digits", printable.Quote(m.SHA256, 100))
 	case len(m.URL) > maxURL:
 		return "", fmt.Errorf("a URL of %d bytes: want at most %d", len(m.URL), maxURL)

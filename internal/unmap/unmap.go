@@ -1,4 +1,7 @@
-package main
+// Package unmap makes a program's resident set smaller, without changing what the program does.
+//
+// It has the kernel forget which pages of the program's file a process has in its address space. The pages themselves are unchanged, and stay in the page cache.
+package unmap
 
 import (
 	"bufio"
@@ -15,11 +18,11 @@ import (
 // region is a part of the address space, from start up to but not including end.
 type region struct{ start, end uintptr }
 
-// unmapProgram has the kernel forget which pages of the program's file the process has in its address space. Those that are used again are
+// Program has the kernel forget which pages of the program's file the process has in its address space. Those that are used again are
 // found in the page cache, without reading the file, and the kernel maps 64 kB around each. Most have only been used by the start: the
 // tables of protobuf and Kubernetes; others by one phase of the work, such as proxies that connect. To map all 40 MB again takes the
 // processor some milliseconds, so that it is worth it after a garbage collection, but not more often than once a second.
-func unmapProgram() error {
+func Program() error {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return nil // not Linux, or /proc is not mounted

@@ -1,4 +1,4 @@
-package main
+package unmap
 
 import (
 	"os"
@@ -34,7 +34,7 @@ func TestUnchangedPartsOfTheProgram(t *testing.T) {
 
 func TestUnmappingTheProgramFreesMemory(t *testing.T) {
 	before := residentFile(t)
-	if err := unmapProgram(); err != nil {
+	if err := Program(); err != nil {
 		t.Fatal(err)
 	}
 	if after := residentFile(t); after >= before {
