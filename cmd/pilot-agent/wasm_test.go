@@ -21,25 +21,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/pilothouse/pilothouse/test/agenttest"
+	"github.com/pilothouse/pilothouse/test/envoytest"
 )
-
-// module is a Wasm module that does nothing: it has what Envoy wants of one.
-func module() []byte {
-	section := func(id byte, body ...byte) []byte { return append([]byte{id, byte(len(body))}, body...) }
-	export := func(name string, kind, index byte) []byte {
-		return append(append([]byte{byte(len(name))}, name...), kind, index)
-	}
-	exports := []byte{3}
-	exports = append(exports, export("memory", 2, 0)...)
-	exports = append(exports, export("proxy_abi_version_0_2_1", 0, 0)...)
-	exports = append(exports, export("malloc", 0, 1)...)
-	out := []byte("\x00asm\x01\x00\x00\x00")
-	out = append(out, section(1, 2, 0x60, 0, 0, 0x60, 1, 0x7f, 1, 0x7f)...) // types: () and (i32) i32
-	out = append(out, section(3, 2, 0, 1)...)                               // functions
-	out = append(out, section(5, 1, 0, 1)...)                               // memory of one page
-	out = append(out, section(7, exports...)...)                            //
-	return append(out, section(10, 2, 2, 0, 0x0b, 4, 0, 0x41, 0, 0x0b)...)  // code: nothing, and 0
-}
 
 func anyOf(t *testing.T, m proto.Message) *anypb.Any {
 	t.Helper()
@@ -100,7 +83,7 @@ func TestEnvoyRunsAModuleThatTheAgentFetches(t *testing.T) {
 			http.NotFound(w, r)
 			return
 		}
-		_, _ = w.Write(module())
+		_, _ = w.Write(envoytest.WasmModule())
 	}))
 	defer site.Close()
 	plane := agenttest.NewPlane(t)
@@ -131,7 +114,7 @@ func TestEnvoyRunsAModuleThatTheAgentFetches(t *testing.T) {
 	}
 	if files, err := filepath.Glob(filepath.Join(dir, "*", "*.wasm")); err != nil || len(files) != 1 {
 		t.Errorf("modules %q, %v, want one", files, err)
-	} else if b, err := os.ReadFile(files[0]); err != nil || string(b) != string(module()) {
+	} else if b, err := os.ReadFile(files[0]); err != nil || string(b) != string(envoytest.WasmModule()) {
 		t.Errorf("%s: %d bytes, %v, want the module", files[0], len(b), err)
 	}
 	if _, stats, err := a.Get(a.Admin, "/stats?filter=wasm.*created"); err != nil || !strings.Contains(stats, "created: ") || strings.Contains(stats, "created: 0") {

@@ -8,6 +8,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/patch"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/printable"
@@ -135,12 +136,18 @@ func (l *loop) patchProblems() []object.Problem {
 	l.views.extensionEffects(effects)
 	l.bootstraps.effects(effects)
 	for id, e := range effects {
-		namespace, name, _ := strings.Cut(id.filter, "/")
-		p := object.Problem{
-			Severity: object.Warning, Field: fmt.Sprintf("spec.configPatches[%d]", id.index),
-			Key: object.Key{Kind: object.EnvoyFilter, Namespace: namespace, Name: name},
+		p := object.Problem{Severity: object.Warning}
+		of, extension := model.ExtensionObject(id.filter)
+		if p.Key = of; !extension {
+			p.Field = fmt.Sprintf("spec.configPatches[%d]", id.index)
+			namespace, name, _ := strings.Cut(id.filter, "/")
+			p.Key = object.Key{Kind: object.EnvoyFilter, Namespace: namespace, Name: name}
 		}
 		switch {
+		case extension && id.index > 0: // the configuration goes where the filter is
+			continue
+		case extension && e.refused == 0 && e.applied == 0:
+			p.Field, p.Text = "spec.match", "matches no listener of the connected proxies: check match and type; pilotctl config shows names"
 		case e.refused > 0:
 			p.Text = fmt.Sprintf("left out at %d resources, such as %s: %s", e.refused, printable.Escape(e.example), printable.Escape(e.why))
 		case e.applied == 0:

@@ -20,7 +20,7 @@ func triggerOf(c object.Change, ofMesh bool) triggerEffect {
 		return triggerEffect{"svc", "service"}
 	case object.EndpointSlice, object.Pod, object.Node, object.WorkloadEntry:
 		return triggerEffect{"eds", "endpoint"}
-	case object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.RequestAuthentication, object.AuthorizationPolicy, object.Sidecar, object.EnvoyFilter, object.Gateway, object.Telemetry,
+	case object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.RequestAuthentication, object.AuthorizationPolicy, object.Sidecar, object.EnvoyFilter, object.WasmPlugin, object.TrafficExtension, object.Gateway, object.Telemetry,
 		object.GatewayClass, object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.UDPRoute, object.ReferenceGrant, object.BackendTLSPolicy, object.IngressClass, object.Ingress:
 		return triggerEffect{"config", "config"}
 	case object.ConfigMap:
@@ -28,7 +28,7 @@ func triggerOf(c object.Change, ofMesh bool) triggerEffect {
 			return triggerEffect{"config", "global"}
 		}
 		return triggerEffect{}
-	case object.Namespace, object.ServiceAccount, object.Secret, object.ProxyConfig, object.WorkloadGroup, object.WasmPlugin, object.TrafficExtension:
+	case object.Namespace, object.ServiceAccount, object.Secret, object.ProxyConfig, object.WorkloadGroup:
 		return triggerEffect{}
 	}
 	panic("discovery: unknown kind of object: " + c.Key.String())

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	extensions "istio.io/api/extensions/v1alpha1"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
@@ -41,6 +42,11 @@ func (a *index) check(obj *object.Object) {
 		a.targets("spec.targetRefs", spec.GetTargetRefs()...)
 		a.telemetryProviders(spec)
 	case *networking.EnvoyFilter:
+		a.targets("spec.targetRefs", spec.GetTargetRefs()...)
+	case *extensions.WasmPlugin:
+		a.targets("spec.targetRef", spec.GetTargetRef())
+		a.targets("spec.targetRefs", spec.GetTargetRefs()...)
+	case *extensions.TrafficExtension:
 		a.targets("spec.targetRefs", spec.GetTargetRefs()...)
 	case *networking.ServiceEntry:
 		a.serviceEntry(obj, spec)

@@ -13,9 +13,6 @@ var noRuleReads = map[object.Kind]string{
 	object.Secret:         "package ca",
 	object.ProxyConfig:    "the injector",
 	object.WorkloadGroup:  "package register",
-
-	object.WasmPlugin:       "nothing",
-	object.TrafficExtension: "nothing",
 }
 
 // What a rule reads is in the random histories, or nothing shows that it is recorded: a new kind needs a case in change.

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+	extensions "istio.io/api/extensions/v1alpha1"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
@@ -80,7 +81,7 @@ func (d *dice) exportTo() []string {
 // change makes a random change to a random object: a new value three times of four.
 func (d *dice) change() object.Change {
 	kind := pick(d, object.Service, object.Pod, object.Pod, object.EndpointSlice, object.ServiceEntry, object.WorkloadEntry,
-		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.AuthorizationPolicy, object.RequestAuthentication, object.Sidecar, object.EnvoyFilter, object.EnvoyFilter, object.Telemetry, object.Telemetry, object.Namespace, object.Node, object.Gateway,
+		object.VirtualService, object.VirtualService, object.DestinationRule, object.PeerAuthentication, object.AuthorizationPolicy, object.RequestAuthentication, object.Sidecar, object.EnvoyFilter, object.EnvoyFilter, object.WasmPlugin, object.TrafficExtension, object.Telemetry, object.Telemetry, object.Namespace, object.Node, object.Gateway,
 		object.KubernetesGateway, object.ListenerSet, object.HTTPRoute, object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.UDPRoute, object.ReferenceGrant, object.GatewayClass, object.BackendTLSPolicy, object.ConfigMap,
 		object.Ingress, object.Ingress, object.IngressClass)
 	key := object.Key{Kind: kind, Namespace: pick(d, spaces...), Name: pick(d, names...)}
@@ -148,6 +149,10 @@ func (d *dice) change() object.Change {
 		o.Spec = d.sidecar()
 	case object.EnvoyFilter:
 		o.Spec = d.envoyFilter()
+	case object.WasmPlugin:
+		o.Spec = d.wasmPlugin()
+	case object.TrafficExtension:
+		o.Spec = d.trafficExtension()
 	case object.IngressClass:
 		o.Spec = &object.IngressClassSpec{Controller: pick(d, mesh.IngressController, mesh.IngressController, "example.com/other")}
 	case object.Ingress:
@@ -608,6 +613,38 @@ func (d *dice) envoyFilter() *networking.EnvoyFilter {
 		f.ConfigPatches = append(f.ConfigPatches, p)
 	}
 	return f
+}
+
+func (d *dice) wasmPlugin() *extensions.WasmPlugin {
+	w := &extensions.WasmPlugin{
+		Url: pick(d, "file:///a.wasm", "https://a.example/a.wasm"), Phase: extensions.PluginPhase(d.roll(4)), Type: extensions.PluginType(d.roll(3)),
+		FailStrategy: extensions.FailStrategy(d.roll(3)),
+	}
+	if d.oneIn(2) {
+		w.Priority = wrapperspb.Int32(int32(d.roll(2)))
+	}
+	switch d.roll(4) {
+	case 0:
+		w.Selector = &typev1.WorkloadSelector{MatchLabels: map[string]string{"app": pick(d, names...)}}
+	case 1:
+		w.TargetRefs = d.targets()
+	}
+	for d.oneIn(3) && len(w.Match) < 3 {
+		w.Match = append(w.Match, &extensions.WasmPlugin_TrafficSelector{Mode: typev1.WorkloadMode(d.roll(4)), Ports: d.extensionPorts()})
+	}
+	return w
+}
+
+func (d *dice) extensionPorts() []*typev1.PortSelector {
+	return pick(d, nil, []*typev1.PortSelector{{Number: 80}}, []*typev1.PortSelector{{Number: 8080}, {Number: 443}})
+}
+
+func (d *dice) trafficExtension() *extensions.TrafficExtension {
+	return &extensions.TrafficExtension{
+		Phase:        extensions.TrafficExtension_ExecutionPhase(d.roll(4)),
+		Match:        []*extensions.TrafficSelector{{Mode: typev1.WorkloadMode(d.roll(4)), Ports: d.extensionPorts()}},
+		FilterConfig: &extensions.TrafficExtension_Lua{Lua: &extensions.LuaConfig{InlineCode: pick(d, "function envoy_on_request(h) end", "function envoy_on_response(h) end")}},
+	}
 }
 
 func (d *dice) sidecar() *networking.Sidecar {

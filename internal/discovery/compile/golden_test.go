@@ -16,12 +16,14 @@ import (
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	wasmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/wasm/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/test/envoytest"
@@ -191,6 +193,7 @@ func rename(m *endpointv3.ClusterLoadAssignment) *endpointv3.ClusterLoadAssignme
 
 // withExtension is a listener whose only purpose is to hold an extension configuration, as an HTTP or network filter.
 func withExtension(m *corev3.TypedExtensionConfig, port uint32) *listenerv3.Listener {
+	m = fetched(m)
 	l := withRoutes(&routev3.RouteConfiguration{Name: "extension " + m.Name}, port)
 	chain := l.FilterChains[0]
 	if !strings.Contains(m.TypedConfig.TypeUrl, ".filters.http.") {
@@ -208,6 +211,24 @@ func withExtension(m *corev3.TypedExtensionConfig, port uint32) *listenerv3.List
 	}
 	chain.Filters[0].ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: a}
 	return l
+}
+
+// fetched is an extension configuration with a module that is there in place of the one that it names, which an agent fetches.
+func fetched(m *corev3.TypedExtensionConfig) *corev3.TypedExtensionConfig {
+	config, err := m.TypedConfig.UnmarshalNew()
+	if err != nil {
+		panic(err)
+	}
+	wasm, ok := config.(interface{ GetConfig() *wasmv3.PluginConfig })
+	if !ok {
+		return m
+	}
+	wasm.GetConfig().GetVmConfig().Code = &corev3.AsyncDataSource{Specifier: &corev3.AsyncDataSource_Local{Local: &corev3.DataSource{
+		Specifier: &corev3.DataSource_InlineBytes{InlineBytes: envoytest.WasmHeaderModule()},
+	}}}
+	m = proto.CloneOf(m)
+	m.TypedConfig = marshal.MustAny(config)
+	return m
 }
 
 // withRoutes is a listener whose only purpose is to hold a route configuration. Its

@@ -96,8 +96,14 @@ func (k Key) Bare() Key {
 	return k
 }
 
-// parsePatches returns the patches of an EnvoyFilter that can be applied.
+// parsePatches returns the patches of an EnvoyFilter or an extension that can be applied.
 func (c *Compiler) parsePatches(r *incr.Reader, key string) (out []*patch.Patch) {
+	if of, ok := model.ExtensionObject(key); ok {
+		if e, ok := c.model.Extension(r, key); ok {
+			out, _ = patch.ParseExtension(of, e.Spec)
+		}
+		return out
+	}
 	f, ok := c.model.EnvoyFilter(r, key)
 	if !ok {
 		return nil
@@ -110,14 +116,21 @@ func (c *Compiler) parsePatches(r *incr.Reader, key string) (out []*patch.Patch)
 	return out
 }
 
-// sourced is a patch and the EnvoyFilter that has it.
+// sourced is a patch and the EnvoyFilter or extension that has it.
 type sourced struct {
 	Filter string
 	Patch  *patch.Patch
 }
 
-// layerPatches returns the patches of a layer in their order.
+// layerPatches returns the patches of a layer in their order: those of extensions come first.
 func (c *Compiler) layerPatches(r *incr.Reader, l Layer) (out []sourced) {
+	for _, key := range c.extensionsOf(r, l.patches()) {
+		for _, p := range c.inner.parsedPatches.Of(r, key) {
+			if p.In(l.context()) {
+				out = append(out, sourced{key, c.listening(r, l, p)})
+			}
+		}
+	}
 	for _, f := range c.filtersOf(r, l.patches()) {
 		for _, p := range c.inner.parsedPatches.Of(r, f.Key) {
 			if f.Has(p.Index) && p.In(l.context()) {
@@ -128,17 +141,37 @@ func (c *Compiler) layerPatches(r *incr.Reader, l Layer) (out []sourced) {
 	return out
 }
 
+// extensionsOf returns the keys of the extensions that a text names and that exist, in the order in which requests pass them.
+func (c *Compiler) extensionsOf(r *incr.Reader, patchings string) (out []string) {
+	of := map[string]*model.Extension{}
+	for _, p := range model.Patchings(patchings) {
+		if _, ok := model.ExtensionObject(p.Key); !ok {
+			continue
+		}
+		if e, ok := c.model.Extension(r, p.Key); ok {
+			out, of[p.Key] = append(out, p.Key), e
+		}
+	}
+	slices.SortFunc(out, func(a, b string) int { return c.model.CompareExtensions(r, of[a], of[b]) })
+	return out
+}
+
 // listening returns a patch with the ports at which a router listens for the one in its match. [control-plane 1.9.26]
 func (c *Compiler) listening(r *incr.Reader, l Layer, p *patch.Patch) *patch.Patch {
-	if l.context() != patch.Gateway || p.ServerPort() == 0 {
+	if l.context() != patch.Gateway || p.ServerPort() == 0 && !p.Place.OfPorts() {
 		return p
 	}
 	with := *p
+	listen := map[uint32][]uint32{} // by the ports of servers
 	for _, port := range c.model.Router(r, bareScope(l.Scope)).Ports {
 		if port.Kind == mesh.ServesHTTP && slices.ContainsFunc(port.Servers, func(s model.Server) bool { return s.Port == p.ServerPort() }) {
 			with.Listening = append(with.Listening, port.Listen)
 		}
+		for _, s := range port.Servers {
+			listen[s.Port] = append(listen[s.Port], port.Listen)
+		}
 	}
+	with.Place = p.Place.Listening(listen)
 	return &with
 }
 
@@ -270,7 +303,8 @@ func (c *Compiler) patchesFor(r *incr.Reader, k Key) (out []sourced) {
 
 // PatchResult says what became of a patch of an EnvoyFilter at one resource.
 type PatchResult struct {
-	// Filter is "namespace/name" of the EnvoyFilter, and Index the patch's in configPatches.
+	// Filter is "namespace/name" of the EnvoyFilter, and Index the patch's in configPatches; for an extension that has a filter and its
+	// configuration, 0 and 1, it is what model.ExtensionObject parses.
 	Filter string
 	Index  int
 	patch.Result
@@ -289,7 +323,12 @@ func (c *Compiler) patchResource(r *incr.Reader, k Key) patchedResource {
 	found := c.inner.patchesFor.Of(r, k)
 	patches := make([]*patch.Patch, len(found))
 	for i, p := range found {
-		c.model.EnvoyFilter(r, p.Filter) // records what the resource is made of, which the index does not say
+		// Records what the resource is made of, which the index does not say.
+		if _, ok := model.ExtensionObject(p.Filter); ok {
+			c.model.Extension(r, p.Filter)
+		} else {
+			c.model.EnvoyFilter(r, p.Filter)
+		}
 		patches[i] = p.Patch
 	}
 	var body []byte

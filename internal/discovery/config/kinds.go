@@ -46,10 +46,10 @@ var kinds = map[object.Kind]func(*check, object.Object){
 		specRules(c, o, func(s *telemetry.Telemetry) { c.telemetry(o.Namespace, s) })
 	},
 	object.WasmPlugin: func(c *check, o object.Object) {
-		specRules(c, o, func(s *extensions.WasmPlugin) { c.extension(s.GetPhase()) })
+		specRules(c, o, func(s *extensions.WasmPlugin) { c.wasmPlugin(o, s) })
 	},
 	object.TrafficExtension: func(c *check, o object.Object) {
-		specRules(c, o, func(s *extensions.TrafficExtension) { c.extension(s.GetPhase()) })
+		specRules(c, o, func(s *extensions.TrafficExtension) { c.trafficExtension(o, s) })
 	},
 	object.WorkloadGroup: func(c *check, o object.Object) { specRules(c, o, c.workloadGroup) },
 

@@ -25,7 +25,7 @@ func putEnvoyFilter(m *Model, o *object.Object, spec *networking.EnvoyFilter) {
 	m.tables.filters.Put(rowKey(o.Key), &EnvoyFilter{Row: rowOf(o), Spec: spec}, namespaceBucket(o.Namespace))
 }
 
-// Patching is one EnvoyFilter in Patches of a scope or workload.
+// Patching is one EnvoyFilter or extension in Patches of a scope or workload.
 type Patching struct {
 	// Key is that of the row.
 	Key string
@@ -51,7 +51,7 @@ func Patchings(text string) (out []Patching) {
 	return out
 }
 
-// patching returns the EnvoyFilters with patches for what a proxy's scope and workload determine, in the form that
+// patching returns the EnvoyFilters with patches for what a proxy's scope and workload determine, and the extensions that do, in the form that
 // Patchings parses: those of its namespace and of the root namespace that select it. gRPC libraries have none.
 // [control-plane 1.9.26, 1.9.28]
 func (m *Model) patching(r *incr.Reader, k ProxyKey, labels map[string]string, gateways []string) (scope, workload string) {
@@ -75,9 +75,8 @@ func (m *Model) patching(r *incr.Reader, k ProxyKey, labels map[string]string, g
 			}
 		}
 	}
-	slices.Sort(ofScope)
-	slices.Sort(ofWorkload)
-	return strings.Join(ofScope, " "), strings.Join(ofWorkload, " ")
+	s, w := m.extending(r, k, labels, gateways)
+	return sortedKeys(ofScope, s), sortedKeys(ofWorkload, w)
 }
 
 // selects reports whether an EnvoyFilter of a namespace is for a proxy with these labels, which serves these Gateways.
@@ -197,6 +196,12 @@ const maxPatchClusters = 1000
 func (m *Model) clustersOf(r *incr.Reader, patches string) string {
 	var out []string
 	for _, p := range Patchings(patches) {
+		if _, ok := ExtensionObject(p.Key); ok {
+			if e, ok := m.Extension(r, p.Key); ok {
+				out = e.clusterNames(out)
+			}
+			continue
+		}
 		f, ok := m.EnvoyFilter(r, p.Key)
 		if !ok {
 			continue

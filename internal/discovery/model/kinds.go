@@ -133,8 +133,8 @@ var kinds = map[object.Kind]kindRow{
 	object.Secret:         notStored,
 	object.ProxyConfig:    notStored, // the injector reads it
 
-	object.WasmPlugin:       notStored,
-	object.TrafficExtension: notStored,
+	object.WasmPlugin:       stored(putWasmPlugin, removeExtension),
+	object.TrafficExtension: stored(putTrafficExtension, removeExtension),
 }
 
 func init() {

@@ -63,6 +63,8 @@ type tables struct {
 	keys     *incr.Table[string]
 	sidecars *incr.Table[*Sidecar]
 	filters  *incr.Table[*EnvoyFilter]
+	// extensions are WasmPlugins and TrafficExtensions.
+	extensions *incr.Table[*Extension]
 	// telemetry has the Telemetries.
 	telemetry *incr.Table[*Telemetry]
 	mesh      *incr.Table[*meshv1.MeshConfig]
@@ -182,7 +184,9 @@ func New(g *incr.Graph, domain string) *Model {
 		sidecars:  incr.NewTable[*Sidecar](g, "sidecars"),
 		telemetry: incr.NewTable[*Telemetry](g, "telemetries"),
 		filters:   incr.NewTable[*EnvoyFilter](g, "envoy filters"),
-		mesh:      incr.NewTable[*meshv1.MeshConfig](g, "mesh"),
+
+		extensions: incr.NewTable[*Extension](g, "extensions"),
+		mesh:       incr.NewTable[*meshv1.MeshConfig](g, "mesh"),
 
 		namespaces: incr.NewTable[string](g, "namespaces"),
 		networks:   incr.NewTable[*meshv1.MeshNetworks](g, "networks"),
@@ -214,7 +218,7 @@ func (m *Model) Fork(g *incr.Graph) *Model {
 	f, t := *m, m.tables
 	f.tables = tables{
 		services: t.services.On(g), pods: t.pods.On(g), nodes: t.nodes.On(g), entries: t.entries.On(g), slices: t.slices.On(g), virtuals: t.virtuals.On(g),
-		dests: t.dests.On(g), peers: t.peers.On(g), authz: t.authz.On(g), tokens: t.tokens.On(g), keys: t.keys.On(g), sidecars: t.sidecars.On(g), filters: t.filters.On(g), telemetry: t.telemetry.On(g), mesh: t.mesh.On(g),
+		dests: t.dests.On(g), peers: t.peers.On(g), authz: t.authz.On(g), tokens: t.tokens.On(g), keys: t.keys.On(g), sidecars: t.sidecars.On(g), filters: t.filters.On(g), extensions: t.extensions.On(g), telemetry: t.telemetry.On(g), mesh: t.mesh.On(g),
 		namespaces: t.namespaces.On(g), networks: t.networks.On(g), gateways: t.gateways.On(g), routers: t.routers.On(g), allocated: t.allocated.On(g),
 		classes: t.classes.On(g), kubernetes: t.kubernetes.On(g), sets: t.sets.On(g), routes: t.routes.On(g), grants: t.grants.On(g), spaces: t.spaces.On(g),
 		policies: t.policies.On(g), bundles: t.bundles.On(g), faults: t.faults.On(g),
@@ -242,7 +246,7 @@ func (m *Model) Counts() map[string]int {
 	return map[string]int{
 		"services": t.services.Len(), "pods": t.pods.Len(), "nodes": t.nodes.Len(), "workload_entries": t.entries.Len(),
 		"virtual_services": t.virtuals.Len(), "destination_rules": t.dests.Len(),
-		"peer_authentications": t.peers.Len() - len(m.denials), "authorization_policies": t.authz.Len(), "request_authentications": t.tokens.Len(), "sidecars": t.sidecars.Len(), "envoy_filters": t.filters.Len(), "telemetries": t.telemetry.Len(), "gateways": t.routers.Len(), "kubernetes_gateways": t.kubernetes.Len(), "kubernetes_routes": t.routes.Len(), "ingresses": t.ingresses.Len(), "endpoint_slices": t.slices.Len(),
+		"peer_authentications": t.peers.Len() - len(m.denials), "authorization_policies": t.authz.Len(), "request_authentications": t.tokens.Len(), "sidecars": t.sidecars.Len(), "envoy_filters": t.filters.Len(), "extensions": t.extensions.Len(), "telemetries": t.telemetry.Len(), "gateways": t.routers.Len(), "kubernetes_gateways": t.kubernetes.Len(), "kubernetes_routes": t.routes.Len(), "ingresses": t.ingresses.Len(), "endpoint_slices": t.slices.Len(),
 	}
 }
 

@@ -18,7 +18,7 @@ var tableKinds = map[string]object.Kind{
 	"gateway classes": object.GatewayClass, "kubernetes gateways": object.KubernetesGateway, "listener sets": object.ListenerSet, "reference grants": object.ReferenceGrant, "namespace labels": object.Namespace,
 	"backend TLS policies": object.BackendTLSPolicy, "CA bundles": object.ConfigMap, "faults of Secrets": "",
 	"ingress classes": object.IngressClass, "ingresses": object.Ingress,
-	"services": "", "kubernetes routes": "", "mesh": "", "networks": "", "fetched keys": "",
+	"services": "", "kubernetes routes": "", "extensions": "", "mesh": "", "networks": "", "fetched keys": "",
 }
 
 // ObjectOf returns the object that a row comes from; false for a bucket, for a row that does not exist,
@@ -32,6 +32,9 @@ func ObjectOf(read incr.Read) (object.Key, bool) {
 		panic("model: no row in tableKinds for table " + read.Table)
 	}
 	key := read.Key
+	if read.Table == "extensions" {
+		return ExtensionObject(key)
+	}
 	if read.Table == "services" || read.Table == "kubernetes routes" {
 		prefix, rest, _ := strings.Cut(key, "/")
 		kind, key = object.Kind(prefix), rest
@@ -123,6 +126,8 @@ func (m *Model) dependents(k object.Key) []iter.Seq[incr.Dependent] {
 		return []iter.Seq[incr.Dependent]{t.routers.Dependents(rowKey(k))}
 	case object.EnvoyFilter:
 		return []iter.Seq[incr.Dependent]{t.filters.Dependents(rowKey(k))}
+	case object.WasmPlugin, object.TrafficExtension:
+		return []iter.Seq[incr.Dependent]{t.extensions.Dependents(extensionKey(k))}
 	case object.Telemetry:
 		return []iter.Seq[incr.Dependent]{t.telemetry.Dependents(rowKey(k))}
 	case object.Sidecar:

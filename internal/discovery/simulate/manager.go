@@ -82,6 +82,9 @@ func (v *Verdict) request(m *hcmv3.HttpConnectionManager, s subject, r Request, 
 		if f.GetDisabled() {
 			continue
 		}
+		if f.GetConfigDiscovery() != nil {
+			return unknown(fmt.Sprintf("the extension %q", f.GetName()))
+		}
 		message, err := f.GetTypedConfig().UnmarshalNew()
 		if err != nil {
 			return fmt.Errorf("filter %q: %w", f.GetName(), err)

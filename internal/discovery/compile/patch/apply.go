@@ -75,10 +75,11 @@ func Cluster(c *clusterv3.Cluster, name string, in Context, patches []*Patch) (*
 }
 
 // Listener returns a listener with patches, nil if one removes it. Of a listener that does not exist, nil, the one that a
-// patch adds with the given name is returned. First come patches of the listener itself, then those of its listener filters, of
+// patch adds with the given name is returned. First come filters of extensions, then patches of the listener itself, then those of its listener filters, of
 // its filter chains, their filters, the HTTP filters in these, and the routes in it. There is a Result for each patch.
 func Listener(l *listenerv3.Listener, name string, in Context, patches []*Patch) (*listenerv3.Listener, []Result) {
 	results := make([]Result, len(patches))
+	added := l == nil
 	for i, p := range patches {
 		if p.ApplyTo != networking.EnvoyFilter_LISTENER || p.Operation != add || !p.TouchesListener(name, in) {
 			continue
@@ -92,7 +93,8 @@ func Listener(l *listenerv3.Listener, name string, in Context, patches []*Patch)
 	if l == nil {
 		return nil, results
 	}
-	matches := func(p *Patch) bool { return p.In(in) && p.matchesListener(l.Name, listenerPort(l)) }
+	l, _ = run(l, patches, results, func(p *Patch) bool { return p.Place != nil && !added && p.TouchesListener(name, in) }, placed(in))
+	matches := func(p *Patch) bool { return p.Place == nil && p.In(in) && p.matchesListener(l.Name, listenerPort(l)) }
 	gone := false
 	l, gone = run(l, patches, results, func(p *Patch) bool {
 		return p.ApplyTo == networking.EnvoyFilter_LISTENER && p.Operation != add && matches(p)

@@ -21,6 +21,9 @@ func (p *Patch) In(c Context) bool {
 	case networking.EnvoyFilter_EXTENSION_CONFIG:
 		return c != Outbound // a sidecar has them once, for all of its listeners
 	}
+	if p.Place != nil {
+		return p.Place.in(c)
+	}
 	return p.Match.GetContext() == networking.EnvoyFilter_ANY || p.Match.GetContext() == c
 }
 
@@ -105,6 +108,9 @@ func (p *Patch) ofRoutes() bool {
 func (p *Patch) TouchesListener(name string, c Context) bool {
 	if !p.In(c) {
 		return false
+	}
+	if p.Place != nil {
+		return c == Inbound && virtual(name) || p.Place.at(c, portOf(name))
 	}
 	if c == Inbound && p.ofRoutes() {
 		return true

@@ -1,6 +1,6 @@
 // Package patch applies the patches of EnvoyFilters to Envoy's messages.
 //
-// Parse makes a Patch of one of an EnvoyFilter's configPatches: its value is a message of the type that it is for, so that
+// ParseExtension makes patches of a WasmPlugin or TrafficExtension, which come before those of EnvoyFilters. Parse makes a Patch of one of an EnvoyFilter's configPatches: its value is a message of the type that it is for, so that
 // unknown fields and types are refused when the object is read. Cluster, Listener, RouteConfiguration, VirtualHost, Extension and Bootstrap
 // apply patches, in their order, to a copy of a message. A patch that would make the message invalid is left out, and the
 // Result says why. All functions are pure, and do not change what they are given. [control-plane 1.9.25–1.9.28]
@@ -60,6 +60,8 @@ type Patch struct {
 	Discovers []Discovery
 	// Listening are the ports at which a router listens for the port in a match for routes, which is that of a server.
 	Listening []uint32
+	// Place is that of the filter of an extension, nil for patches of EnvoyFilters.
+	Place *Place
 }
 
 // ServerPort returns the port in a match for routes of a router; 0 if there is none.
