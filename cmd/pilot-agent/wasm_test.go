@@ -120,7 +120,8 @@ func TestEnvoyRunsAModuleThatTheAgentFetches(t *testing.T) {
 	if _, stats, err := a.Get(a.Admin, "/stats?filter=wasm.*created"); err != nil || !strings.Contains(stats, "created: ") || strings.Contains(stats, "created: 0") {
 		t.Errorf("Envoy has made no VM: %s, %v", stats, err)
 	}
-	if _, text, err := a.Get(a.Status, "/metrics"); err != nil || !strings.Contains(text, `wasm_remote_fetch_count{result="success"} 1`) {
+	if _, text, err := a.Get(a.Status, "/metrics"); err != nil || !strings.Contains(text, `wasm_remote_fetch_count{result="success"} 1`) ||
+		!strings.Contains(text, `wasm_config_conversion_count{result="success"} 1`) || !strings.Contains(text, `wasm_config_conversion_count{result="fetch_failure"} 2`) || !strings.Contains(text, "wasm_config_conversion_duration_count 3") {
 		t.Errorf("the fetch is not counted: %v", err)
 	}
 }

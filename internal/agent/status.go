@@ -117,6 +117,16 @@ func (p parts) metrics(page *status.Page) {
 		page.Counter("wasm_cache_lookup_count", "Wasm modules that were asked for.", float64(m.Misses), "hit", "false")
 		page.Counter("wasm_remote_fetch_count", "Fetches of Wasm modules.", float64(m.Fetched-m.Failed), "result", "success")
 		page.Counter("wasm_remote_fetch_count", "Fetches of Wasm modules.", float64(m.Failed), "result", "download_failure")
+		const converted = "Configurations of extensions."
+		page.Counter("wasm_config_conversion_count", converted, float64(m.Converted), "result", "success")
+		page.Counter("wasm_config_conversion_count", converted, float64(m.Local), "result", "no_remote_load")
+		page.Counter("wasm_config_conversion_count", converted, float64(m.Substituted), "result", "fetch_failure")
+		page.Counter("wasm_config_conversion_count", converted, float64(m.Invalid), "result", "marshal_failure")
+		var bounds []float64
+		for _, d := range wasm.DurationBounds {
+			bounds = append(bounds, float64(d.Milliseconds()))
+		}
+		page.Histogram("wasm_config_conversion_duration", "The time that configurations of extensions with a module took, in milliseconds.", bounds, m.Durations[:], float64(m.Converting.Milliseconds()))
 	}
 	if p.dns.server == nil {
 		return

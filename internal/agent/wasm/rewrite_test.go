@@ -248,3 +248,28 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func TestConversionsAreCounted(t *testing.T) {
+	s := newSite(t, map[string][]byte{"/m": binary})
+	cache := cacheOf(t, func(o *Options) { o.Retries = 0 })
+	for _, url := range []string{s.URL + "/m", s.URL + "/none"} {
+		if _, err := cache.Convert(t.Context(), extensionOf(t, &httpwasm.Wasm{Config: plugin(t, url, "")})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, _ = cache.Convert(t.Context(), extensionOf(t, &httpwasm.Wasm{Config: plugin(t, "", "")})) // invalid
+	if _, err := cache.Convert(t.Context(), extensionOf(t, &corev3.Address{})); err != nil {
+		t.Fatal(err)
+	}
+	got := cache.Stats()
+	if got.Converted != 1 || got.Substituted != 1 || got.Invalid != 1 || got.Local != 1 {
+		t.Errorf("%+v", got)
+	}
+	var n uint64
+	for _, d := range got.Durations {
+		n += d
+	}
+	if n != 2 {
+		t.Errorf("%d durations, want those of two", n)
+	}
+}

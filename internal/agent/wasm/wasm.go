@@ -55,6 +55,17 @@ type Stats struct {
 	Fetched, Failed uint64
 	// Entries is how many modules are known.
 	Entries int
+	// Converted counts configurations that got a file in place of a module, Local those without a module to fetch, Substituted
+	// those whose module could not be had, and Invalid those that are not valid.
+	Converted, Local, Substituted, Invalid uint64
+	// Converting is how long configurations took, but Local ones, and Durations how many took up to each of DurationBounds, and longer.
+	Converting time.Duration
+	Durations  [len(DurationBounds) + 1]uint64
+}
+
+// DurationBounds are the bounds of Stats.Durations.
+var DurationBounds = [...]time.Duration{
+	time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond, 500 * time.Millisecond, time.Second, 5 * time.Second, 20 * time.Second,
 }
 
 // Cache fetches and keeps modules. It is safe for concurrent use.
@@ -108,15 +119,22 @@ func (c *Cache) Stats() Stats {
 // Convert returns the configuration of an extension, an encoded TypedExtensionConfig, with a file in place of a module that is
 // fetched; any other one is returned as it is. An error means that the configuration is invalid.
 func (c *Cache) Convert(ctx context.Context, config []byte) ([]byte, error) {
+	began := time.Now()
 	e, err := parse(config)
-	if err != nil || e == nil {
+	if err != nil {
+		c.count(func(s *Stats) { s.Invalid++ })
 		return config, err
 	}
+	if e == nil {
+		c.count(func(s *Stats) { s.Local++ })
+		return config, nil
+	}
 	file, err := c.get(ctx, e.module)
+	if err != nil && ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	c.count(func(s *Stats) { s.took(time.Since(began), err == nil) })
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
 		c.o.Log.Error("the module of an extension cannot be had", "extension", e.name, "url", printable.Quote(e.module.URL, maxURL), "requests_pass", e.failOpen, "reason", err)
 		return e.substitute(), nil
 	}
@@ -195,6 +213,21 @@ func (c *Cache) fetch(ctx context.Context, e *entry, m Module) (string, error) {
 	c.o.Log.Info("fetched the module of an extension", "url", printable.Quote(m.URL, maxURL), "file", file)
 	e.file, e.version = file, m.Version
 	return file, nil
+}
+
+// took counts a configuration with a module.
+func (s *Stats) took(d time.Duration, had bool) {
+	if had {
+		s.Converted++
+	} else {
+		s.Substituted++
+	}
+	s.Converting += d
+	i := 0
+	for i < len(DurationBounds) && d > DurationBounds[i] {
+		i++
+	}
+	s.Durations[i]++
 }
 
 func (c *Cache) count(f func(*Stats)) {
