@@ -26,7 +26,8 @@ import (
 const systemd = "/lib/systemd/systemd"
 
 // boot becomes the first process of a machine whose files are those of this one, with changes in $1/upper. No service of this machine
-// starts there. systemd gets its own control groups; $2 is the path of Envoy.
+// starts there, and none of systemd's that would change the kernel that both share. It has control groups and devices of its own; $2 is
+// the path of Envoy.
 const boot = `set -eu
 cd "$1"
 mkdir -p upper work root
@@ -34,8 +35,16 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" root
 touch root/usr/local/bin/envoy
 mount --bind "$2" root/usr/local/bin/envoy
 mount -t proc proc root/proc
-mount -t sysfs sysfs root/sys
-mount --rbind /dev root/dev
+mount -t sysfs -o ro sysfs root/sys
+mount -t tmpfs -o mode=755 tmpfs root/dev
+for device in null zero full random urandom tty; do
+  touch root/dev/$device
+  mount --bind /dev/$device root/dev/$device
+done
+mkdir root/dev/shm root/dev/pts
+mount -t tmpfs -o mode=1777 tmpfs root/dev/shm
+mount -t devpts -o newinstance,ptmxmode=0666 devpts root/dev/pts
+ln -s pts/ptmx root/dev/ptmx
 mount -t tmpfs -o mode=755 tmpfs root/run
 mount -t tmpfs -o mode=1777 tmpfs root/tmp
 if [ "$(stat -f -c %T /sys/fs/cgroup)" = cgroup2fs ]; then
@@ -46,7 +55,8 @@ else
   mount -t cgroup -o none,name=systemd cgroup root/sys/fs/cgroup/systemd
 fi
 if [ ! -e "$1/booted" ]; then
-  rm -rf root/etc/systemd/system/*.wants root/lib/systemd/system/multi-user.target.wants
+  rm -rf root/etc/systemd/system/*.wants
+  find root/lib/systemd/system/*.wants -mindepth 1 ! -name 'systemd-journald*' ! -name systemd-tmpfiles-setup.service -delete
   touch "$1/booted"
 fi
 exec env -i container=pilothouse PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot root ` + systemd + ` --unit=multi-user.target
