@@ -66,8 +66,14 @@ var variable = regexp.MustCompile(`^\S+\t|\t(attempt|next|left)=\S+|[0-9.]+`)
 
 // An agent whose control plane is away says so once, and not with each attempt.
 func TestNoLineIsRepeatedWithinAMinute(t *testing.T) {
+	for name, env := range map[string][]string{"with an Envoy": nil, "without": {"DISABLE_ENVOY=true"}} {
+		t.Run(name, func(t *testing.T) { noLineIsRepeated(t, env) })
+	}
+}
+
+func noLineIsRepeated(t *testing.T, env []string) {
 	plane := agenttest.NewPlane(t) // which nobody starts
-	a := agenttest.New(t, plane, "", "DISABLE_ENVOY=true")
+	a := agenttest.New(t, plane, "", env...)
 	a.Start()
 	agenttest.Until(t, "the agent has asked for its certificate five times", func() error {
 		_, page, err := a.Get(a.Status, "/metrics")
