@@ -36,7 +36,7 @@ func (c *endedCall) RecvMsg(m any) error {
 
 // A client of gRPC learns by io.EOF that it can send no more, and why only by receiving.
 func TestTheReasonOfAnEndedStreamIsReported(t *testing.T) {
-	f := newFleet(true, "")
+	f := newFleet(true, "", 0)
 	s := &stream{fleet: f, proxy: proxy{id: "a"}, call: &endedCall{}, done: make(chan struct{})}
 	s.receive()
 	if err := <-f.failed; status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "stream of a: ") {

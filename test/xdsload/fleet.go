@@ -57,14 +57,21 @@ type fleet struct {
 
 	goal   atomic.Pointer[goal]
 	failed chan error // at most one
+	// opening has a value for each stream that has been opened and has not reached its goal; nil: any number may be.
+	opening chan struct{}
 
 	requests, responses, resources, asked, bytes atomic.Int64
 	// restarts counts streams that began anew since their connections were closed before they were answered.
 	restarts atomic.Int64
 }
 
-func newFleet(delta bool, address string) *fleet {
-	return &fleet{delta: delta, address: address, tables: newTables(delta), failed: make(chan error, 1)}
+// newFleet is a fleet of which that many streams may be opening at a time, or any number if it is 0.
+func newFleet(delta bool, address string, atATime int) *fleet {
+	f := &fleet{delta: delta, address: address, tables: newTables(delta), failed: make(chan error, 1)}
+	if atATime > 0 {
+		f.opening = make(chan struct{}, atATime)
+	}
+	return f
 }
 
 // add adds a proxy, whose stream is not open yet.
@@ -126,15 +133,38 @@ func (f *fleet) aim(from, streams int, marker []byte) *goal {
 	return g
 }
 
-// connect opens the streams, all at once.
+// connect opens the streams, as many at once as may be opening.
 func (f *fleet) connect(ctx context.Context, streams []*stream) error {
 	errs := make([]error, len(streams))
 	var all sync.WaitGroup
 	for i, s := range streams {
-		all.Go(func() { errs[i] = s.open(ctx) })
+		all.Go(func() {
+			release, err := f.acquire(ctx)
+			if err != nil {
+				errs[i] = fmt.Errorf("stream of %s: wait for others to receive what they asked for: %w", s.proxy.id, err)
+				return
+			}
+			s.opened = release
+			if errs[i] = s.open(ctx); errs[i] != nil {
+				release()
+			}
+		})
 	}
 	all.Wait()
 	return errors.Join(errs...)
+}
+
+// acquire waits until one more stream may be opening. Calls of release after the first have no effect.
+func (f *fleet) acquire(ctx context.Context) (release func(), err error) {
+	if f.opening == nil {
+		return func() {}, nil
+	}
+	select {
+	case f.opening <- struct{}{}:
+		return sync.OnceFunc(func() { <-f.opening }), nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // close ends all streams.

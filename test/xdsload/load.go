@@ -29,6 +29,8 @@ type options struct {
 	Streams int      `json:"streams"`
 	Delta   bool     `json:"delta"`
 	TLS     bool     `json:"tls"`
+	// AtATime is how many streams at a time have asked for everything and not received it; 0 for all.
+	AtATime int `json:"atATime"`
 	// VHDS makes the proxies say that they take virtual hosts by VHDS.
 	VHDS bool `json:"vhds"`
 	// SlowReaders is how many further streams read nothing while the changes are made again; 0 for not.
@@ -43,6 +45,9 @@ type options struct {
 func (o options) check() error {
 	if o.Streams < 1 {
 		return fmt.Errorf("invalid -streams %d: want 1 or more", o.Streams)
+	}
+	if o.AtATime < 0 {
+		return fmt.Errorf("invalid -at-a-time %d: want 0 or more", o.AtATime)
 	}
 	if o.Repeat < 1 {
 		return fmt.Errorf("invalid -repeat %d: want 1 or more", o.Repeat)
@@ -147,7 +152,7 @@ func (l *load) loadDiscovery(ctx context.Context) error {
 		}
 		address = l.discovery.secure
 	}
-	f := newFleet(l.Delta, address)
+	f := newFleet(l.Delta, address, l.AtATime)
 	f.script = &l.script
 	m := &meter{load: l, fleet: f, server: l.discovery, creds: creds, side: func(r *row) *cost { return &r.Discovery }}
 	m.begin = func(int) error { l.script.next(); return nil }
@@ -190,7 +195,7 @@ func (l *load) loadWire(ctx context.Context) error {
 		return err
 	}
 	defer w.stop()
-	f := newFleet(l.Delta, w.address)
+	f := newFleet(l.Delta, w.address, l.AtATime)
 	m := &meter{load: l, fleet: f, server: w, replay: true, creds: creds, side: func(r *row) *cost { return &r.Wire }}
 	m.begin = func(n int) error { _, err := w.tell(fmt.Sprint(commandPhase, " ", n)); return err }
 	m.ended = func(context.Context) error { return nil }
@@ -218,7 +223,7 @@ func (l *load) certify(ctx context.Context, root []byte) error {
 		return err
 	}
 	defer conn.Close()
-	m := &meter{load: l, fleet: newFleet(l.Delta, ""), server: l.discovery}
+	m := &meter{load: l, fleet: newFleet(l.Delta, "", l.AtATime), server: l.discovery}
 	var times []time.Duration
 	c, err := m.measure(ctx, func() ([]time.Duration, error) {
 		start := time.Now()

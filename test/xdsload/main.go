@@ -55,6 +55,7 @@ func parse(args []string, stderr io.Writer) (v invocation, err error) {
 	flags := flag.NewFlagSet("xdsload", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.IntVar(&o.Streams, "streams", 500, "number of `proxies`, each with one connection and one stream")
+	flags.IntVar(&o.AtATime, "at-a-time", 2000, "how many `streams` at a time have asked for everything and not received it; further ones wait to connect, so that the clients, which need 6 MB each meanwhile, have enough memory; 0 for all")
 	flags.IntVar(&o.Mesh.Services, "services", 1000, "number of `services`; every fourth of a namespace has a VirtualService and a DestinationRule")
 	flags.IntVar(&o.Mesh.Endpoints, "endpoints", 2, "`Pods` of each service")
 	flags.IntVar(&o.Mesh.Namespaces, "namespaces", 20, "number of `namespaces` that the services are spread over")

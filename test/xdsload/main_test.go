@@ -34,11 +34,12 @@ func discoveryPath(t *testing.T) string {
 // TestEveryStreamReceivesEverything runs the program at a small size and checks its counts against the mesh.
 func TestEveryStreamReceivesEverything(t *testing.T) {
 	for name, o := range map[string]options{
-		"delta, plaintext":      {Delta: true, VHDS: true},
-		"delta, whole routes":   {Delta: true},
-		"delta, slow readers":   {Delta: true, VHDS: true, SlowReaders: 3},
-		"state of the world":    {SlowReaders: 2},
-		"delta with mutual TLS": {Delta: true, TLS: true},
+		"delta, plaintext":       {Delta: true, VHDS: true},
+		"delta, whole routes":    {Delta: true},
+		"delta, three at a time": {Delta: true, VHDS: true, AtATime: 3},
+		"delta, slow readers":    {Delta: true, VHDS: true, SlowReaders: 3},
+		"state of the world":     {SlowReaders: 2},
+		"delta with mutual TLS":  {Delta: true, TLS: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

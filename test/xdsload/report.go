@@ -146,8 +146,12 @@ func (r *report) title() string {
 	if o.TLS {
 		transport = "mutual TLS"
 	}
-	return fmt.Sprintf("%d streams (%s, %s); %d services × %d endpoints in %d namespaces; %d–%d resources for each stream; changes are means of %d",
-		o.Streams, protocol, transport, o.Mesh.Services, o.Mesh.Endpoints, o.Mesh.Namespaces, r.Resources[0], r.Resources[1], o.Repeat)
+	atATime := ""
+	if o.AtATime > 0 && o.AtATime < o.Streams {
+		atATime = fmt.Sprintf(", %d opening at a time", o.AtATime)
+	}
+	return fmt.Sprintf("%d streams (%s, %s%s); %d services × %d endpoints in %d namespaces; %d–%d resources for each stream; changes are means of %d",
+		o.Streams, protocol, transport, atATime, o.Mesh.Services, o.Mesh.Endpoints, o.Mesh.Namespaces, r.Resources[0], r.Resources[1], o.Repeat)
 }
 
 func (r *report) memory() string {

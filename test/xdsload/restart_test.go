@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"net"
 	"sync"
 	"testing"
@@ -69,7 +71,7 @@ func TestStreamBeginsAnewIfItsConnectionIsClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := newFleet(true, l.Addr().String())
+	f := newFleet(true, l.Addr().String(), 0)
 	f.script = &script{}
 	f.script.next()
 	f.add(p, insecure.NewCredentials())
@@ -90,5 +92,30 @@ func TestStreamBeginsAnewIfItsConnectionIsClosed(t *testing.T) {
 	defer f.script.mu.Unlock()
 	if frames := f.script.phases[0]; len(frames) != 1 || frames[0].After != 1 {
 		t.Errorf("the script has %+v, want one response after one request", frames)
+	}
+}
+
+// No more streams are opening at a time than may be: one that has ended, or has what it asked for, makes room for another.
+func TestStreamsWaitForOthersThatAreOpening(t *testing.T) {
+	f := newFleet(true, "", 2)
+	first, err := f.acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if _, err := f.acquire(ended); !errors.Is(err, context.Canceled) {
+		t.Fatalf("a third one: got error %v, want %v", err, context.Canceled)
+	}
+	first()
+	first() // as a stream does that reaches its goal and then ends
+	if _, err := f.acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.acquire(ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("one more after one release: got error %v, want %v", err, context.Canceled)
 	}
 }

@@ -92,6 +92,8 @@ type stream struct {
 	conn *grpc.ClientConn
 	call grpc.ClientStream
 	done chan struct{}
+	// opened, unless nil, is called when it has reached its goal, and when it has ended.
+	opened func()
 	// heard says that it has received something since it was opened.
 	heard bool
 	// returning says that it has what an earlier stream received.
@@ -174,6 +176,7 @@ func (s *stream) close() {
 
 func (s *stream) receive() {
 	defer close(s.done)
+	defer s.isOpened()
 	var r response
 	for {
 		err := s.call.RecvMsg(&r)
@@ -440,6 +443,14 @@ func (s *stream) report(typ, epoch int) {
 	}
 	s.reached = g
 	g.reach()
+	s.isOpened()
+}
+
+// isOpened lets another stream be opened.
+func (s *stream) isOpened() {
+	if s.opened != nil {
+		s.opened()
+	}
 }
 
 // count is how many resources of a type the stream has.
