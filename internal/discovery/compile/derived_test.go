@@ -13,6 +13,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
@@ -87,6 +88,49 @@ func TestDerivedScopesAreAsWholeOnes(t *testing.T) {
 			}
 			playHistory(t, data, 7, (*history).sameAsWhole)
 		})
+	}
+}
+
+// A host that is a service to all, and another name of one to clients that see an ExternalName: these get the routes of its
+// VirtualService, which is public, at port 80 only.
+func TestANameThatIsAnotherServicesForSomeClients(t *testing.T) {
+	w, h := newWorld(), &history{standing: map[object.Key]*object.Object{}, proxies: []mesh.Node{
+		proxy(t, "sidecar~10.9.0.5~p1.x~x.svc.cluster.local", "app=a"),
+		proxy(t, "sidecar~10.9.0.6~p2.y~y.svc.cluster.local", "app=b"),
+	}}
+	for _, n := range h.proxies {
+		w.join(n)
+	}
+	for _, c := range objects(t, `
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: x}
+spec: {clusterIP: 10.96.1.1, ports: [{name: http, port: 80}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: all, namespace: x}
+spec: {hosts: [e.y.svc.cluster.local], resolution: STATIC, ports: [{name: http, number: 8000, protocol: HTTP}], endpoints: [{address: 10.1.1.1}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: e, namespace: y, annotations: {networking.istio.io/exportTo: "."}}
+spec: {type: ExternalName, externalName: web.x.svc.cluster.local, ports: [{name: http, port: 80}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: e, namespace: x}
+spec: {hosts: [e.y.svc.cluster.local], http: [{timeout: 7s, route: [{destination: {host: web.x.svc.cluster.local}}]}]}
+`) {
+		h.note(c)
+		w.model.Apply([]object.Change{c})
+	}
+	w.graph.Run()
+	h.reclass(w)
+	h.sameAsWhole(t, w, 0)
+	class, _ := w.model.Classify().Value(model.KeyOf(h.proxies[1], ""))
+	if name := "layer 0 type.googleapis.com/envoy.config.route.v3.RouteConfiguration 80 (EDS false)"; !bytes.Contains(byName(w, class)[name], []byte("e.y.svc.cluster.local:80")) {
+		t.Errorf("the proxy of y has %q: want routes of e.y.svc.cluster.local", byName(w, class)[name])
 	}
 }
 

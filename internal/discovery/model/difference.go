@@ -347,9 +347,9 @@ func (c *comparison) compareConnections() {
 func (c *comparison) compareVirtuals() {
 	rows := c.privateVirtuals()
 	known := c.rules.extra.Of(c.r, c.base)
-	for host := range c.services {
-		if listed(known, host) && !c.listensIn(c.r, c.scope, host) {
-			c.extra[host] = true // a service that differs does not take the host's routes
+	for _, host := range slices.Sorted(maps.Keys(c.services)) {
+		if !c.listensIn(c.r, c.scope, host) && (listed(known, host) || c.routesTo(c.base, host)) {
+			c.extra[host] = true // a service that differs does not take the host's routes, or not any more
 		}
 	}
 	for _, v := range rows {
@@ -377,6 +377,12 @@ func (c *comparison) compareVirtuals() {
 		c.dependent(destinationBucket(host))
 	}
 	c.compareMeshRoutes()
+}
+
+// routesTo reports whether a scope sees a VirtualService of exactly that host.
+func (c *comparison) routesTo(scope mesh.ScopeID, host string) bool {
+	v := c.rules.virtual.Of(c.r, scopeHost{scope, host})
+	return v != nil && slices.Contains(v.Hosts, host)
 }
 
 // compareMeshRoutes adds the hosts with routes of the Gateway API that the client's namespace has for Services of others, and
