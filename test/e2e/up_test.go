@@ -169,6 +169,58 @@ func TestUpRunsWorkloads(t *testing.T) {
 	}
 }
 
+// What is wrong is told when it is written, with paths that can be pasted: also references that lead nowhere, which are
+// valid. What names files by an invalid name is not run; what a program may do, a set-user-ID bit does not widen.
+func TestUpTellsWhatIsWrong(t *testing.T) {
+	s, dir := up(t, "samples/hello", "--yes", "--exec", "greeter-v1=grep -E ^(NoNewPrivs|Uid|CapBnd) /proc/self/status")
+	told := func(what, want string) {
+		t.Helper()
+		wait.Until(t, what, func() bool { return strings.Contains(s.output(), want) })
+	}
+	told("the program may not gain privileges", "greeter-v1-1.hello.greeter | NoNewPrivs:\t1")
+	if strings.Contains(s.output(), "greeter | Uid:\t0") {
+		t.Error("a program runs as root")
+	}
+
+	routing, pods := filepath.Join(dir, "routing.yaml"), filepath.Join(dir, "more.yaml")
+	editFile(t, routing, "host: greeter, subset: v1", "host: greeter, subset: v9")
+	told("the subset that does not exist", "warning: "+routing+":15: VirtualService hello/greeter: spec.http[0].route[0].destination.subset: no DestinationRule for greeter has the subset \"v9\"")
+	told("what the edit changed", `configuration changed	generation=`)
+	editFile(t, routing, "subset: v9", "subset: v1")
+	told("that nothing is wrong any more", "no object has a problem any more")
+	editFile(t, routing, "  hosts: [greeter]", "   hosts: [greeter]")
+	told("the file that does not parse", "error: "+routing+":")
+	told("the note about it", "note: "+routing+":")
+	if line := regexp.MustCompile(`note: \S+: line \d+:`).FindString(s.output()); line != "" {
+		t.Errorf("a line number stands twice: %q", line)
+	}
+
+	if err := os.WriteFile(pods, []byte(`apiVersion: v1
+kind: Pod
+metadata: {name: ../../../escaped, namespace: hello}
+spec: {containers: [{name: c, image: x}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: fine, namespace: hello}
+spec:
+  containers: [{name: ../../../escaped, image: x, volumeMounts: [{name: etc, mountPath: /etc}]}]
+  volumes: [{name: etc, hostPath: {path: /etc}}]
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	told("the invalid name of a Pod", "note: "+pods+":1: Pod hello/../../../escaped: metadata.name: invalid name")
+	told("the invalid name of a container", "note: "+pods+":6: Pod hello/fine: invalid name of a container \"../../../escaped\"")
+	told("that volumes are not mounted", "note: "+pods+":6: Pod hello/fine: volumes are not mounted")
+	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "*escaped*")); len(left) > 0 || strings.Contains(s.output(), "started ../") {
+		t.Errorf("a Pod with an invalid name was run: %q", left)
+	}
+	list, err := exec.Command(pilotctlPath(), "--discovery", s.discovery(), "objects", "--all").CombinedOutput()
+	if err != nil || strings.Contains(string(list), "escaped") {
+		t.Errorf("%v:\n%s", err, list)
+	}
+}
+
 // processes are the command lines that contain a text.
 func processes(t *testing.T, text string) []string {
 	t.Helper()

@@ -32,10 +32,11 @@ type Pod struct {
 	Dir  string
 	mesh *Mesh
 
-	// mu guards agent, which RestartAgent replaces, and running.
-	mu      sync.Mutex
-	agent   *netmesh.Process
-	running map[string]*netmesh.Process
+	// mu guards agent, which RestartAgent replaces, running and programs.
+	mu       sync.Mutex
+	agent    *netmesh.Process
+	running  map[string]*netmesh.Process
+	programs *netmesh.Container
 }
 
 // addPod makes the namespaces and the folder.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -68,7 +69,11 @@ func (p *Pod) startProgram(prog Program) error {
 	if prog.Dir == "" {
 		prog.Dir = p.Dir
 	}
-	proc, err := p.Net.Start(netmesh.Command{
+	unprivileged, err := p.unprivileged()
+	if err != nil {
+		return fmt.Errorf("run container %s of %s: %w", prog.Container, p.Spec.Key(), err)
+	}
+	proc, err := unprivileged.Start(netmesh.Command{
 		Path: prog.Path, Args: prog.Args, Env: prog.Env, Dir: prog.Dir, UID: prog.UID, GID: prog.GID, Stdout: log, Stderr: log,
 	})
 	if err != nil {
@@ -81,6 +86,21 @@ func (p *Pod) startProgram(prog Program) error {
 	}
 	p.running[prog.Container] = proc
 	return nil
+}
+
+// unprivileged is where the programs of this machine run: with mounts of their own, and without what a set-user-ID bit or the
+// capabilities of a file would give them, so that none becomes root by running another.
+func (p *Pod) unprivileged() (*netmesh.Container, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.programs != nil {
+		return p.programs, nil
+	}
+	c, err := p.Net.NewContainer(func() error {
+		return os.NewSyscallError("prctl", unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+	})
+	p.programs = c
+	return c, err
 }
 
 // listens returns nil if something listens on all of the ports.

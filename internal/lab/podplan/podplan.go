@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"path"
 	"slices"
 	"strings"
 
@@ -77,6 +78,14 @@ type Note struct {
 	Problem bool
 }
 
+// In returns the note with the path of its file, which is in a folder.
+func (n Note) In(dir string) Note {
+	if n.File != "" {
+		n.File = path.Join(dir, n.File)
+	}
+	return n
+}
+
 // String is the note as it is printed.
 func (n Note) String() string {
 	switch {
@@ -112,6 +121,46 @@ type Pod struct {
 
 // Key is "name.namespace", the name of the proxy in pilot-discovery.
 func (p Pod) Key() string { return p.Name + "." + p.Namespace }
+
+// badName says which name of the Pod no cluster would accept, if one is.
+func (p Pod) badName() string {
+	seen := map[string]bool{}
+	for _, c := range p.Containers {
+		switch {
+		case !isName(c.Name, false):
+			return fmt.Sprintf("invalid name of a container %q: want lower-case letters, digits and \"-\", with a letter or digit at both ends", c.Name)
+		case seen[c.Name]:
+			return fmt.Sprintf("two containers have the name %q: want different ones", c.Name)
+		}
+		seen[c.Name] = true
+	}
+	switch {
+	case !isName(p.Name, true):
+		return fmt.Sprintf("metadata.name: invalid name %q: want lower-case letters, digits, \"-\" and \".\", with a letter or digit at both ends", p.Name)
+	case !isName(p.Namespace, false):
+		return fmt.Sprintf("metadata.namespace: invalid namespace %q: want lower-case letters, digits and \"-\", with a letter or digit at both ends", p.Namespace)
+	case !isName(p.ServiceAccount, true):
+		return fmt.Sprintf("serviceAccountName: invalid name %q: want lower-case letters, digits, \"-\" and \".\", with a letter or digit at both ends", p.ServiceAccount)
+	}
+	return ""
+}
+
+// isName reports whether Kubernetes accepts a name: that of a label of DNS, or with dots one of several.
+func isName(s string, dots bool) bool {
+	longest := 63
+	if dots {
+		longest = 253
+	}
+	if s == "" || len(s) > longest {
+		return false
+	}
+	for label := range strings.SplitSeq(s, ".") {
+		if label == "" || strings.HasPrefix(label, "-") || strings.HasSuffix(label, "-") || strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || label != s && !dots {
+			return false
+		}
+	}
+	return true
+}
 
 // Container is what runs in a Pod.
 type Container struct {
@@ -228,7 +277,7 @@ func (m *maker) read(f File) []*document {
 			if parsed.Fault != nil {
 				// pilot-discovery reports it, with what stays in force.
 				m.unread[f.Name] = true
-				m.plan.Notes = append(m.plan.Notes, Note{File: f.Name, Line: parsed.Line, Text: parsed.Fault.Error(), Problem: true})
+				m.plan.Notes = append(m.plan.Notes, Note{File: f.Name, Line: max(parsed.Line, parsed.Fault.Line), Text: unplaced(parsed.Fault), Problem: true})
 				continue
 			}
 			if parsed.Root == nil {
@@ -251,6 +300,13 @@ func (m *maker) readObject(file string, parsed yamltree.Document, d *document) {
 		d = nil // it may have several objects
 	}
 	m.readOne(file, parsed.Line, parsed.Root, d)
+}
+
+// unplaced is the text of a fault without its line.
+func unplaced(f *yamltree.Fault) string {
+	at := *f
+	at.Line = 0
+	return at.Error()
 }
 
 // meta is the metadata of an object.
@@ -355,6 +411,12 @@ func (m *maker) makePods() error {
 	for _, w := range m.pending {
 		for _, p := range w.pods() {
 			key := "Pod " + p.Namespace + "/" + p.Name
+			if fault := p.badName(); fault != "" {
+				// Folders and logs are named after them.
+				m.unread[w.file] = true
+				m.plan.Notes = append(m.plan.Notes, Note{File: w.file, Line: w.line, Object: w.object(), Text: fault + ": it is not run", Problem: true})
+				break
+			}
 			if m.seen[key] {
 				m.note(w.source, "there is a Pod %s/%s already: it is not run again", p.Namespace, p.Name)
 				continue

@@ -193,15 +193,27 @@ spec: {template: {metadata: {labels: {istio: ingressgateway}, annotations: {inje
 func TestMistakesAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
 		"kind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: c}]}\nstatus: {podIP: x}": `f.yaml:1: Pod default/a: status.podIP: ParseAddr("x"): unable to parse IP`,
-		"kind: Pod\nmetadata: {name: a}":                                "f.yaml:1: Pod default/a: spec: no containers",
-		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: 1000}": "f.yaml:1: Deployment default/a: spec.replicas: 1000 Pods, want at most 50 on one machine",
-		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: x}":    "f.yaml:1: Deployment default/a: spec.replicas: string, want a value of type int",
-		"kind: CronJob\nmetadata: {name: a}":                            "f.yaml:1: CronJob default/a: it is not run: want a Job",
-		"kind: [":                                                       "f.yaml:1: line 1: ",
+		"kind: Pod\nmetadata: {name: a}":                                                                  "f.yaml:1: Pod default/a: spec: no containers",
+		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: 1000}":                                   "f.yaml:1: Deployment default/a: spec.replicas: 1000 Pods, want at most 50 on one machine",
+		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: x}":                                      "f.yaml:1: Deployment default/a: spec.replicas: string, want a value of type int",
+		"kind: CronJob\nmetadata: {name: a}":                                                              "f.yaml:1: CronJob default/a: it is not run: want a Job",
+		"kind: [":                                                                                         "f.yaml:1: the YAML does not parse: ",
+		"kind: Pod\nmetadata: {name: ../../x}\nspec: {containers: [{name: c}]}":                           `f.yaml:1: Pod default/../../x: metadata.name: invalid name "../../x": want lower-case letters`,
+		"kind: Pod\nmetadata: {name: a, namespace: ../b}\nspec: {containers: [{name: c}]}":                `f.yaml:1: Pod ../b/a: metadata.namespace: invalid namespace "../b": want`,
+		"kind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: /etc/c}]}":                            `f.yaml:1: Pod default/a: invalid name of a container "/etc/c": want`,
+		"kind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: c}, {name: c}]}":                      `f.yaml:1: Pod default/a: two containers have the name "c": want different ones: it is not run`,
+		"kind: Pod\nmetadata: {name: a}\nspec: {containers: [{image: c}]}":                                `f.yaml:1: Pod default/a: invalid name of a container "": want`,
+		"kind: Pod\nmetadata: {name: a}\nspec: {serviceAccountName: ../c, containers: [{name: c}]}":       `f.yaml:1: Pod default/a: serviceAccountName: invalid name "../c": want`,
+		"kind: Deployment\nmetadata: {name: a/../b}\nspec: {template: {spec: {containers: [{name: c}]}}}": `f.yaml:1: Deployment default/a/../b: metadata.name: invalid name "a/../b-1": want`,
+		"kind: Pod\nmetadata: {name: \"a\\nb\"}\nspec: {containers: [{name: c}]}":                         "f.yaml:1: Pod default/a\nb: metadata.name: invalid name \"a\\nb\": want",
+		"kind: Pod\nmetadata: {name: a..b}\nspec: {containers: [{name: c}]}":                              `f.yaml:1: Pod default/a..b: metadata.name: invalid name "a..b": want`,
 	} {
 		p := plan(t, nil, file("f.yaml", text))
 		if len(p.Notes) != 1 || !strings.HasPrefix(p.Notes[0].String(), want) {
 			t.Errorf("%s\n got %v\nwant %s", text, p.Notes, want)
+		}
+		if len(p.Pods) > 0 {
+			t.Errorf("%s: %+v is run", text, p.Pods)
 		}
 	}
 }

@@ -58,7 +58,7 @@ func (s *session) follow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	logs := newTails(s)
+	logs, problems := newTails(s), newProblems(s)
 	last, pending := files, []podplan.File(nil)
 	tick := time.NewTicker(look)
 	defer tick.Stop()
@@ -70,6 +70,7 @@ func (s *session) follow(ctx context.Context) error {
 		}
 		logs.print()
 		s.restartEnded()
+		problems.print(ctx)
 		files, err := readFiles(s.o.Dir)
 		switch {
 		case err != nil:
@@ -104,7 +105,7 @@ func (s *session) change(ctx context.Context, files []podplan.File) {
 	}
 	for _, n := range plan.Notes {
 		if !old[n.String()] {
-			s.out.line("note: %s", n)
+			s.note(n)
 		}
 	}
 	before := map[string]bool{}
@@ -239,11 +240,16 @@ func (t *tails) read(dir, name string) {
 	}
 }
 
-// shown decides which lines a person wants to see: those of applications, and warnings of pilot-discovery.
+// shown decides which lines a person wants to see: those of applications, and changes and warnings of pilot-discovery.
 func (t *tails) shown(title, line string) bool {
 	switch {
 	case title == "pilot-discovery":
-		return strings.Contains(line, "\twarn\t") || strings.Contains(line, "\terror\t")
+		for _, told := range toldOfObjects {
+			if strings.Contains(line, told) {
+				return false
+			}
+		}
+		return strings.Contains(line, "\tconfiguration changed\t") || strings.Contains(line, "\twarn\t") || strings.Contains(line, "\terror\t")
 	case strings.HasSuffix(title, ".agent"), strings.HasSuffix(title, ".capture"):
 		return t.s.o.ProxyLogs
 	}

@@ -26,6 +26,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 	"github.com/pilothouse/pilothouse/internal/lab/podplan"
+	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
 // User is whom the programs run as.
@@ -211,7 +212,7 @@ func mayRun(path string, u User) bool {
 func (s *session) admit() error {
 	if len(s.plan.Pods) == 0 {
 		for _, n := range s.plan.Notes {
-			s.out.line("%s", n)
+			s.note(n)
 		}
 		return fmt.Errorf("run %s: no workloads: want Pods, Deployments, StatefulSets, DaemonSets or Jobs", s.o.Dir)
 	}
@@ -232,7 +233,7 @@ func (s *session) admit() error {
 	_ = w.Flush() // to a builder
 	s.out.text(table.String())
 	for _, n := range s.plan.Notes {
-		s.out.line("note: %s", n)
+		s.note(n)
 	}
 	programs = slices.Compact(programs)
 	if len(programs) == 0 {
@@ -254,6 +255,11 @@ func (s *session) admit() error {
 		s.confirmed[line] = true
 	}
 	return nil
+}
+
+// note prints a note, with the path of its file.
+func (s *session) note(n podplan.Note) {
+	s.out.line("note: %s", printable.Escape(n.In(s.o.Dir).String()))
 }
 
 func them(n int) string {
