@@ -20,6 +20,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
 	"github.com/pilothouse/pilothouse/internal/discovery/inject"
 	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
+	"github.com/pilothouse/pilothouse/internal/discovery/traffic"
 	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
 	"github.com/pilothouse/pilothouse/internal/kube"
 	"github.com/pilothouse/pilothouse/internal/logline"
@@ -124,6 +125,12 @@ func readOptions(v *settings.Values) discovery.Options {
 		},
 		Lenience: discovery.Lenience{EmptyConfig: v.Bool("accept-empty-config"), BrokenPolicies: v.Enum("broken-policies") == "ignore"},
 		HTTP:     discovery.HTTPOptions{OpenDebug: !v.Bool("ENABLE_DEBUG_ENDPOINT_AUTH"), Shutdown: v.Duration("shutdownDuration")},
+	}
+	if at := v.Text("prometheusURL"); at != "" {
+		var err error
+		if o.HTTP.Prometheus, err = traffic.ParseURL(at); err != nil {
+			v.Fail("prometheusURL", "%w", err)
+		}
 	}
 	readSource(v, &o)
 	o.Auth = readAuth(v)

@@ -28,6 +28,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/jwks/fetch"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/multi"
+	"github.com/pilothouse/pilothouse/internal/discovery/traffic"
 	"github.com/pilothouse/pilothouse/internal/discovery/ui"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/pki"
@@ -65,6 +66,7 @@ type Server struct {
 	listeners        listeners
 	webhooks         webhooks
 	hub              *ui.Hub
+	traffic          *traffic.Asker // nil without a source of metrics
 	metrics          *prometheus.Registry
 	started          time.Time
 	done             run.Cleanups
@@ -171,6 +173,9 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 		Namespace: o.Names.Namespace, Open: o.HTTP.OpenDebug, Instance: o.instance(), View: s.connectionView, Page: s.debugPage,
 	})
 	s.register()
+	if o.HTTP.Prometheus != nil {
+		s.traffic = traffic.New(o.HTTP.Prometheus, traffic.Limits{})
+	}
 	s.hub = s.newHub()
 	if err = s.openWebhooks(); err != nil {
 		return nil, err

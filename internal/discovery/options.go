@@ -3,6 +3,7 @@ package discovery
 import (
 	"log/slog"
 	"net/netip"
+	"net/url"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
@@ -140,6 +141,8 @@ type HTTPOptions struct {
 	// OpenDebug allows debug requests of all clients. Otherwise only this host and identities of the
 	// control plane's namespace are allowed.
 	OpenDebug bool
+	// Prometheus is asked for the rates of requests that the page at /ui shows; nil: they are not shown.
+	Prometheus *url.URL
 	// Shutdown is how long open requests may take to end, those for certificates too.
 	Shutdown time.Duration
 }

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"context"
 	"slices"
 	"strings"
 
@@ -34,6 +35,7 @@ func (s *Server) pageState() ui.State {
 	}
 	out.Edits = s.loop.timeline.list()
 	out.Services = s.loop.pageServices()
+	out.Traffic = s.pageTraffic()
 	problems, _ := s.problemEntries()
 	for _, e := range problems {
 		if e.Severity == object.Info.String() {
@@ -42,6 +44,28 @@ func (s *Server) pageState() ui.State {
 		out.Problems = append(out.Problems, ui.Problem{Severity: e.Severity, Object: e.Object, Origin: e.Origin, Field: e.Field, Text: e.Text, Meanwhile: e.Meanwhile})
 	}
 	return out
+}
+
+// pageTraffic is what is known of requests.
+func (s *Server) pageTraffic() ui.Traffic {
+	if s.traffic == nil {
+		return ui.Traffic{}
+	}
+	latest := s.traffic.Latest()
+	out := ui.Traffic{Known: true, Problem: latest.Problem}
+	for _, e := range latest.Edges {
+		out.Edges = append(out.Edges, ui.Edge{From: ui.Workload(e.From), Host: e.Host, Requests: e.Requests, Errors: e.Errors})
+	}
+	return out
+}
+
+// askForTraffic asks the source of metrics, if there is one, while pages are open.
+func (s *Server) askForTraffic(ctx context.Context) error {
+	if s.traffic == nil {
+		<-ctx.Done()
+		return nil
+	}
+	return s.traffic.Run(ctx)
 }
 
 // pageProxy is a connection as the page shows it; of has its view.

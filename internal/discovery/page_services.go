@@ -48,6 +48,7 @@ func shownService(r *incr.Reader, m *model.Model, s *model.Service) ui.Service {
 	versions, modes := map[string]int{}, map[string]bool{}
 	groups, callers := map[string]ui.Group{}, map[ui.Caller]bool{}
 	trust := m.Mesh(r).GetTrustDomain()
+	workloads := map[ui.Workload]bool{}
 	for _, in := range m.Instances(r, s.Key) {
 		out.Endpoints++
 		if v := in.Labels["version"]; v != "" {
@@ -56,6 +57,7 @@ func shownService(r *incr.Reader, m *model.Model, s *model.Service) ui.Service {
 		if s.External {
 			continue
 		}
+		workloads[ui.Workload{Namespace: in.Namespace, Name: in.Workload}] = true
 		c := ui.Caller{Proxy: in.TLS}
 		if in.TLS {
 			c.Identity = identityOf(in.Identity, trust)
@@ -72,6 +74,9 @@ func shownService(r *incr.Reader, m *model.Model, s *model.Service) ui.Service {
 	for _, v := range slices.Sorted(maps.Keys(versions)) {
 		out.Versions = append(out.Versions, ui.Version{Name: v, Endpoints: versions[v]})
 	}
+	out.Workloads = slices.SortedFunc(maps.Keys(workloads), func(a, b ui.Workload) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
 	out.MutualTLS = slices.Sorted(maps.Keys(modes))
 	for _, key := range slices.Sorted(maps.Keys(groups)) {
 		out.Groups = append(out.Groups, groups[key])

@@ -153,6 +153,7 @@ func (s *Server) serve(ctx, parent context.Context, stopped func()) error {
 		run.Task{Name: "warn of the root's end", Run: s.warnOfTheEnd},
 		run.Task{Name: "watch the loop", Run: s.loop.watchdog.run},
 		run.Task{Name: "update pages", Run: s.hub.Run},
+		run.Task{Name: "ask for rates of requests", Run: s.askForTraffic},
 		run.Task{Name: "serve HTTP", Run: s.serveHTTP(s.listeners.http, s.debugMux())},
 		run.Task{Name: "serve metrics", Run: s.serveHTTP(s.listeners.monitoring, s.monitoringMux())},
 		run.Task{Name: "serve webhooks", Run: s.serveWebhooks},

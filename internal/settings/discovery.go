@@ -72,6 +72,8 @@ var Discovery = Table{
 		Help: "serve certificates at --grpcAddr too, where tokens are sent in plaintext"},
 	{Flag: "monitoringAddr", Kind: Text, Default: ":15014", Unit: "host:port", Used: "internal/discovery",
 		Help: "`address` for metrics; empty serves none"},
+	{Flag: "prometheusURL", Env: []string{"PILOT_UI_PROMETHEUS"}, Kind: Text, Unit: "URL", Used: "internal/discovery/traffic",
+		Help: "`URL` of the Prometheus server that has the metrics of the mesh, which is asked for the rates and errors that the page at /ui shows, while one is open; by default none (docs/ui.md)"},
 	{Flag: "httpsAddr", Kind: Text, Default: ":15017", Unit: "host:port", Used: "internal/discovery/webhook",
 		Help: "`address` for the admission webhooks over TLS; empty serves none (docs/webhooks.md)"},
 	{Flag: "tlsCertFile", Kind: Text, Unit: "file", Used: "internal/discovery/webhook",

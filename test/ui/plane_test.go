@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,6 +39,12 @@ type plane struct {
 // start starts a control plane of some YAML, and waits until it is ready.
 func start(t *testing.T, yaml string) *plane {
 	t.Helper()
+	return startWith(t, yaml, nil)
+}
+
+// startWith starts one that asks a Prometheus server; nil for none.
+func startWith(t *testing.T, yaml string, prometheus *url.URL) *plane {
+	t.Helper()
 	p := &plane{t: t, dir: t.TempDir(), complaint: "is not a retry policy that this Envoy has"}
 	p.write("mesh.yaml", yaml)
 	const any = "127.0.0.1:0"
@@ -46,7 +53,7 @@ func start(t *testing.T, yaml string) *plane {
 		Ports:     discovery.Ports{HTTP: any, GRPC: any},
 		Keepalive: discovery.Keepalive{Interval: 30 * time.Second, Timeout: 10 * time.Second},
 		CA:        discovery.CAOptions{Limits: policy.Limits{DefaultTTL: time.Hour, MaxTTL: time.Hour}, RootTTL: 24 * time.Hour},
-		HTTP:      discovery.HTTPOptions{Shutdown: 5 * time.Second},
+		HTTP:      discovery.HTTPOptions{Shutdown: 5 * time.Second, Prometheus: prometheus},
 		Version:   "test", Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

@@ -30,6 +30,8 @@ type Service struct {
 	// Access says who may talk to it, and Policies which objects say so; RowsOf writes both from Groups.
 	Access   []string `json:"access,omitempty"`
 	Policies []string `json:"policies,omitempty"`
+	// Workloads are its own, by the names that metrics have.
+	Workloads []Workload `json:"-"`
 	// Callers are what its workloads are as clients.
 	Callers []Caller `json:"-"`
 }
@@ -229,11 +231,17 @@ func between(from, to *Service) Answer {
 type Neighbours struct {
 	Callers map[string]Answer `json:"callers"`
 	Callees map[string]Answer `json:"callees"`
+	// From and To are the requests of callers, and those to callees; nil without metrics. Senders are the workloads that send most of
+	// them to the service, also those behind no service; MoreSenders is how many there are besides.
+	From        map[string]Rate `json:"from,omitempty"`
+	To          map[string]Rate `json:"to,omitempty"`
+	Senders     []Sender        `json:"senders,omitempty"`
+	MoreSenders int             `json:"moreSenders,omitempty"`
 }
 
-// NeighboursOf returns the neighbours of the service with a key; false if there is none. Services without workloads in the mesh call
-// nobody.
-func NeighboursOf(services []Service, key string) (Neighbours, bool) {
+// NeighboursOf returns the neighbours of the service with a key, with the requests between them; false if there is none. Services without
+// workloads in the mesh call nobody.
+func NeighboursOf(services []Service, t Traffic, key string) (Neighbours, bool) {
 	i := slices.IndexFunc(services, func(s Service) bool { return s.Key == key })
 	if i < 0 {
 		return Neighbours{}, false
@@ -252,6 +260,7 @@ func NeighboursOf(services []Service, key string) (Neighbours, bool) {
 			out.Callees[other.Key] = between(s, other)
 		}
 	}
+	out.traffic(t, services, s)
 	return out, true
 }
 

@@ -87,14 +87,14 @@ func TestNeighboursOfAService(t *testing.T) {
 		{Key: "mixed", Callers: append(caller("cart"), caller("other")...), Groups: []Group{{Policies: []Policy{only}}, {}}},
 		{Key: "outside", External: true}, {Key: "empty"},
 	}
-	got, ok := NeighboursOf(services, "payments")
+	got, ok := NeighboursOf(services, Traffic{}, "payments")
 	if !ok || len(got.Callers) != 2 || got.Callers["cart"] != Allowed || got.Callers["mixed"] != Depends {
 		t.Errorf("callers %v", got.Callers)
 	}
 	if len(got.Callees) != 4 || got.Callees["cart"] != Allowed || got.Callees["mixed"] != Depends || got.Callees["outside"] != Allowed || got.Callees["empty"] != Unknown {
 		t.Errorf("callees %v", got.Callees)
 	}
-	if _, ok := NeighboursOf(services, "nothing"); ok {
+	if _, ok := NeighboursOf(services, Traffic{}, "nothing"); ok {
 		t.Error("a service that is not there has neighbours")
 	}
 }

@@ -33,8 +33,9 @@ type Hub struct {
 	mu      sync.Mutex
 	clients map[*client]struct{}
 	latest  Rows // nil if it is not current
-	// services are those of the last state; immutable.
+	// services and traffic are those of the last state; immutable.
 	services []Service
+	traffic  Traffic
 }
 
 // client is one open page.
@@ -75,7 +76,7 @@ func (h *Hub) Run(ctx context.Context) error {
 		}
 		start := time.Now()
 		state := h.read()
-		h.publish(RowsOf(state), state.Services)
+		h.publish(RowsOf(state), state.Services, state.Traffic)
 		timer.Reset(max(h.limits.Every, share*time.Since(start)))
 		select {
 		case <-timer.C:
@@ -89,15 +90,15 @@ func (h *Hub) hasClients() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.clients) == 0 {
-		h.latest, h.services = nil, nil // the next client gets what is current then
+		h.latest, h.services, h.traffic = nil, nil, Traffic{} // the next client gets what is current then
 	}
 	return len(h.clients) > 0
 }
 
-func (h *Hub) publish(rows Rows, services []Service) {
+func (h *Hub) publish(rows Rows, services []Service, t Traffic) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.latest, h.services = rows, services
+	h.latest, h.services, h.traffic = rows, services, t
 	for c := range h.clients {
 		c.tell()
 	}
@@ -144,9 +145,9 @@ func (h *Hub) current() Rows {
 // neighbours answers who may talk to a service, and to whom that may.
 func (h *Hub) neighbours(w http.ResponseWriter, r *http.Request) {
 	h.mu.Lock()
-	services := h.services
+	services, traffic := h.services, h.traffic
 	h.mu.Unlock()
-	out, ok := NeighboursOf(services, r.URL.Query().Get("service"))
+	out, ok := NeighboursOf(services, traffic, r.URL.Query().Get("service"))
 	if !ok {
 		http.Error(w, "no such service: it may have gone", http.StatusNotFound)
 		return

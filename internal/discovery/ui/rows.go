@@ -17,6 +17,7 @@ type State struct {
 	Problems []Problem
 	Edits    []Edit
 	Services []Service
+	Traffic  Traffic
 }
 
 // Status is about the control plane itself.
@@ -28,6 +29,8 @@ type Status struct {
 	// NotServed is why no proxy is served; empty if proxies are served. Notes are further lines of readiness.
 	NotServed string   `json:"notServed,omitempty"`
 	Notes     []string `json:"notes,omitempty"`
+	// Metrics is set if requests are known from metrics.
+	Metrics bool `json:"metrics,omitempty"`
 	// Left is how many rows of a section are not sent, because it has more than its bound.
 	Left map[string]int `json:"left,omitempty"`
 }
@@ -131,10 +134,11 @@ const (
 	sectionProblems = "problems"
 	sectionChanges  = "changes"
 	sectionServices = "services"
+	sectionTraffic  = "traffic"
 )
 
 // maxRows bounds what a section has.
-var maxRows = map[string]int{sectionStatus: 1, sectionProxies: 10000, sectionProblems: 2000, sectionChanges: 1000, sectionServices: 10000}
+var maxRows = map[string]int{sectionStatus: 1, sectionProxies: 10000, sectionProblems: 2000, sectionChanges: 1000, sectionServices: 10000, sectionTraffic: 10000}
 
 // Bounds of a text and of a list in a row.
 const (
@@ -186,6 +190,7 @@ func RowsOf(s State) Rows {
 		}
 		add(sectionChanges, strconv.FormatUint(e.Generation, 10), e)
 	}
+	received := s.Traffic.received()
 	for _, x := range s.Services {
 		x.Access, x.Policies = access(x.Groups)
 		x.Access, x.Policies, x.Ports, x.Host = clipList(x.Access), clipList(x.Policies), clipList(x.Ports), clip(x.Host)
@@ -201,6 +206,13 @@ func RowsOf(s State) Rows {
 			x.Routes[i] = r
 		}
 		add(sectionServices, x.Key, x)
+		if r := received[x.Host]; r.Requests > 0 {
+			add(sectionTraffic, x.Key, r.rounded())
+		}
+	}
+	s.Status.Metrics = s.Traffic.Known
+	if s.Traffic.Problem != "" {
+		s.Status.Notes = append(slices.Clone(s.Status.Notes), "requests are not known: "+s.Traffic.Problem)
 	}
 	s.Status.Notes = clipList(s.Status.Notes)
 	add(sectionStatus, sectionStatus, s.Status)

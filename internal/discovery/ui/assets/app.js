@@ -4,7 +4,7 @@
 const rowsPerPage = 50;
 
 // rows of each section by key, as the control plane sends them.
-const rows = { status: new Map(), services: new Map(), proxies: new Map(), problems: new Map(), changes: new Map() };
+const rows = { status: new Map(), services: new Map(), proxies: new Map(), problems: new Map(), changes: new Map(), traffic: new Map() };
 
 // el makes an element. Children are elements or texts; attributes that are null are left out.
 function el(tag, attributes, ...children) {
@@ -67,7 +67,7 @@ const inSync = (p) => !p.behind && !(p.refusal && p.refusal.holds) && !(p.quaran
 const views = {
   services: {
     title: "Services",
-    what: "The services, who may talk to them, mutual TLS, and versions. Choose one for its map. Rates and errors are not shown: pilot-discovery has no metrics of requests.",
+    what: "The services, who may talk to them, mutual TLS, and versions. Choose one for its map.",
     none: "There is no service.",
     only: "Only those of the mesh",
     isOnly: (s) => !s.external,
@@ -76,6 +76,7 @@ const views = {
       ["Service", (s) => [
         line(el("a", { class: "name", href: "#services/" + encodeURIComponent(s.key), "data-focus": "open", "aria-current": s.key === chosenService() ? "true" : null }, s.host)),
         line(text("muted", [s.namespace, s.external ? "outside the mesh" : plural(s.endpoints, "endpoint"), (s.ports || []).join(", ")].filter(Boolean).join(" · "))),
+        rows.traffic.has(s.key) ? line(requests(rows.traffic.get(s.key))) : null,
       ]],
       ["Who may talk to it", (s) => s.external ? text("muted", "not decided by the mesh") : short(s.access || [], 3), "wide"],
       ["Mutual TLS", (s) => s.external ? text("muted", "—") : (s.mutualTLS || []).length ? s.mutualTLS.map((m) => line(text(m === "STRICT" ? "ok" : m === "CLOSED" ? "error" : "warn", m))) : text("muted", "no endpoints")],
@@ -150,6 +151,11 @@ function versions(s) {
   return list.map((v) => line(v.name + " ", text("muted", `${v.endpoints.toLocaleString("en")} (${percent(100 * v.endpoints / s.endpoints)})`)));
 }
 
+// requests are a rate in words: how many there are in a second, and the part of errors.
+const rate = (n) => (n >= 100 ? Math.round(n).toLocaleString("en") : n >= 10 ? n.toFixed(1) : n.toFixed(n >= 0.1 ? 2 : 3));
+const share = (r) => { const p = 100 * r.errors / r.requests; return `${p < 0.1 ? "< 0.1" : p < 10 ? p.toFixed(1) : Math.round(p)}\u00a0%`; };
+const requests = (r) => [text("number", `${rate(r.requests)} requests/s`), r.errors > 0 ? [", ", text("error number", `${share(r)} errors`)] : ""];
+
 const percent = (n) => `${Math.round(n)}\u00a0%`;
 
 // route is a route in words, with a bar for the parts of several destinations.
@@ -199,7 +205,7 @@ async function renderMap() {
     got = { failed: String(e.message || e) };
   }
   if (asked !== mapAsked) return; // another one is asked for
-  const now = JSON.stringify([key, s.json, got]);
+  const now = JSON.stringify([key, s.json, got, status().metrics]);
   if (now === mapShown) return;
   const another = mapOf !== key;
   const inside = at.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
@@ -211,33 +217,48 @@ async function renderMap() {
   at.setAttribute("aria-labelledby", "map-title");
   at.replaceChildren(heading, el("p", {}, el("a", { href: "#services", "data-focus": "close" }, "Close the map")));
   if (got.failed) at.append(el("p", { class: "error" }, "The map cannot be read: " + got.failed));
-  else at.append(picture(s, got), el("div", { class: "sides" }, side("May talk to it", "from", got.callers, open), side("It may talk to", "to", got.callees, open)));
+  else {
+    at.append(picture(s, got), el("div", { class: "sides" }, side("May talk to it", "from", got.callers, got.from || {}, open), side("It may talk to", "to", got.callees, got.to || {}, open)));
+    if (status().metrics) at.append(senders(got));
+  }
   if ((s.policies || []).length) at.append(el("p", { class: "muted" }, "Policies: " + s.policies.join(", ")));
   if (another) heading.focus();
   else if (inside) [...at.querySelectorAll("[data-focus]")].find((e) => e.dataset.focus === inside)?.focus();
 }
 
-// named are services with an answer, in order.
-function named(map, answer) {
-  return Object.keys(map).filter((k) => map[k] === answer && rows.services.has(k)).map((k) => rows.services.get(k)).sort(views.services.order);
+// named are services with an answer, in order: those with the most requests first.
+function named(map, answer, rates) {
+  const of = (s) => (rates[s.key] || {}).requests || 0;
+  return Object.keys(map).filter((k) => map[k] === answer && rows.services.has(k)).map((k) => rows.services.get(k)).sort((a, b) => of(b) - of(a) || views.services.order(a, b));
 }
 
-function side(title, name, map, open) {
+// senders are the workloads that requests come from, also those behind no service.
+function senders(got) {
+  const list = got.senders || [];
+  return el("div", { class: "senders" }, el("h4", {}, "Requests by workload"),
+    list.length ? el("ul", {}, list.map((w) => el("li", {}, w.workload, ": ", requests(w)))) : el("p", { class: "muted" }, "No requests are known."),
+    got.moreSenders ? el("p", { class: "muted" }, `and ${plural(got.moreSenders, "workload")} more`) : null);
+}
+
+function side(title, name, map, rates, open) {
   return el("div", {}, el("h4", {}, title), answers.map(([answer, cls]) => {
-    const list = named(map, answer);
+    const list = named(map, answer, rates);
     if (!list.length) return null;
     const key = name + " " + answer;
-    return el("details", { "data-key": key, open: open.size ? open.has(key) : list.length <= 12 && answer !== "denied" },
+    return el("details", { "data-key": key, open: open.size ? open.has(key) : list.length <= 12 && (answer !== "denied" || list.some((s) => rates[s.key])) },
       el("summary", {}, text(cls, answer), ` ${plural(list.length, "service")}`),
-      el("ul", {}, list.slice(0, perAnswer).map((s) => el("li", {}, el("a", { href: "#services/" + encodeURIComponent(s.key), "data-focus": name + s.key }, s.host)))),
+      el("ul", {}, list.slice(0, perAnswer).map((s) => el("li", {}, el("a", { href: "#services/" + encodeURIComponent(s.key), "data-focus": name + s.key }, s.host), rates[s.key] ? [": ", requests(rates[s.key])] : ""))),
       list.length > perAnswer ? el("p", { class: "muted" }, `and ${(list.length - perAnswer).toLocaleString("en")} more`) : null);
   }), Object.keys(map).length ? null : el("p", { class: "muted" }, "nobody"));
 }
 
 // picture is the map as a drawing. The lists have the same, so that it is hidden from screen readers, and on narrow screens.
 function picture(s, got) {
-  const pick = (map) => ["allowed", "depends"].flatMap((a) => named(map, a).map((x) => [x, a]));
-  const left = pick(got.callers), right = pick(got.callees), rowHeight = 34;
+  // Those with requests come first; of those that are denied only they are drawn.
+  const pick = (map, rates) => ["allowed", "depends", "denied"].flatMap((a) => named(map, a, rates).map((x) => [x, a, rates[x.key]])).filter(([, a, r]) => a !== "denied" || r)
+    .sort((a, b) => (b[2] ? b[2].requests : 0) - (a[2] ? a[2].requests : 0));
+  const left = pick(got.callers, got.from || {}), right = pick(got.callees, got.to || {}), rowHeight = 34;
+  const width = status().metrics ? 1240 : 1000, middle = width / 2; // room for the rates on the edges
   const height = Math.max(2, Math.min(perSide, left.length) + (left.length > perSide ? 1 : 0), Math.min(perSide, right.length) + (right.length > perSide ? 1 : 0)) * rowHeight + 20;
   const svg = (tag, attributes, content) => {
     const e = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -245,20 +266,21 @@ function picture(s, got) {
     if (content !== undefined) e.textContent = content;
     return e;
   };
-  const out = svg("svg", { viewBox: `0 0 1000 ${height}`, class: "picture", "aria-hidden": "true", focusable: "false" });
+  const out = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "picture", "aria-hidden": "true", focusable: "false" });
   const cut = (t) => (t.length > 34 ? t.slice(0, 33) + "…" : t), label = (x) => cut(x.host.replace(/\.svc\.[^ ]*$/, ""));
   const node = (x, y, t, cls) => {
     out.append(svg("rect", { x: x - 145, y: y - 13, width: 290, height: 26, rx: 5, class: "node " + cls }), svg("text", { x, y: y + 5, "text-anchor": "middle" }, t));
   };
-  for (const [list, x, from] of [[left, 150, true], [right, 850, false]]) {
-    list.slice(0, perSide).forEach(([other, answer], i) => {
+  for (const [list, x, from] of [[left, 150, true], [right, width - 150, false]]) {
+    list.slice(0, perSide).forEach(([other, answer, r], i) => {
       const y = 20 + i * rowHeight;
-      out.append(svg("path", { d: from ? `M${x + 145} ${y} C${x + 200} ${y} 320 ${height / 2} 350 ${height / 2}` : `M650 ${height / 2} C680 ${height / 2} ${x - 200} ${y} ${x - 145} ${y}`, class: "edge " + (answer === "allowed" ? "always" : "sometimes") }));
+      out.append(svg("path", { d: from ? `M${x + 145} ${y} C${x + 200} ${y} ${middle - 180} ${height / 2} ${middle - 145} ${height / 2}` : `M${middle + 145} ${height / 2} C${middle + 180} ${height / 2} ${x - 200} ${y} ${x - 145} ${y}`, class: "edge " + { allowed: "always", depends: "sometimes", denied: "never" }[answer] }));
+      if (r) out.append(svg("text", { x: from ? x + 152 : x - 152, y: y - 5, "text-anchor": from ? "start" : "end", class: r.errors > 0 ? "rate failing" : "rate" }, `${rate(r.requests)}/s${r.errors > 0 ? `, ${share(r)} errors` : ""}`));
       node(x, y, label(other), "");
     });
     if (list.length > perSide) out.append(svg("text", { x, y: 20 + perSide * rowHeight, "text-anchor": "middle", class: "more" }, `and ${(list.length - perSide).toLocaleString("en")} more`));
   }
-  node(500, height / 2, label(s), "center");
+  node(middle, height / 2, label(s), "center");
   return out;
 }
 
@@ -346,14 +368,14 @@ class View {
     let at = this.body.firstChild;
     for (const row of list) {
       let made = this.made.get(row.key);
-      if (!made || made.json !== row.json) {
+      if (!made || made.json !== drawn(row)) {
         const tr = this.row(row), old = made && made.tr;
         const focused = old && old.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
         if (old) {
           if (at === old) at = old.nextSibling;
           old.remove();
         }
-        made = { tr, json: row.json, focused };
+        made = { tr, json: drawn(row), focused };
       }
       if (made.tr === at) at = at.nextSibling;
       else this.body.insertBefore(made.tr, at);
@@ -379,6 +401,8 @@ class View {
   }
 }
 
+// drawn is what a row is drawn from: that of a service also from its requests.
+const drawn = (row) => row.json + (current === made.services && rows.traffic.has(row.key) ? rows.traffic.get(row.key).json : "");
 const set = (e, s) => { if (e.textContent !== s) e.textContent = s; };
 const searchable = (row) => row.search || (row.search = row.json.toLowerCase());
 const status = () => rows.status.get("status") || {};
