@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 
 	meshv1 "istio.io/api/mesh/v1alpha1"
@@ -35,6 +36,12 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	if sameFolder(o.StateDir, o.ConfigDir) {
 		return nil, fmt.Errorf("state folder %s: it is the configuration directory: choose another with --stateDir", o.StateDir)
 	}
+	// Messages have paths that can be pasted elsewhere than where this program runs.
+	at, err := filepath.Abs(o.ConfigDir)
+	if err != nil {
+		return nil, fmt.Errorf("find the configuration directory: %w", err)
+	}
+	o.ConfigDir = at
 	kept := openKeeper(o.StateDir, o.ConfigDir, o.Log)
 	remembered, beside := splitRemembered(kept.remembered(false), func(x object.Object) bool {
 		return x.Cluster == "" && multi.Below(kept.place, x.Origin.File)
