@@ -86,6 +86,8 @@ const (
 	DynamicDNS
 	// Sessions: envoy.filters.http.stateful_session.
 	Sessions
+	// QUIC: envoy.transport_sockets.quic.
+	QUIC
 )
 
 // Has reports whether all bits of x are set in c.
@@ -98,6 +100,7 @@ var extensionBits = map[string]Capability{
 	"envoy.filters.http.cors":                         CORS,
 	"envoy.filters.http.rbac":                         RBAC,
 	"envoy.filters.http.stateful_session":             Sessions,
+	"envoy.transport_sockets.quic":                    QUIC,
 	"envoy.filters.network.rbac":                      NetworkRBAC,
 	"envoy.filters.http.jwt_authn":                    JWT,
 	"envoy.filters.http.ext_authz":                    ExtAuthz,

@@ -24,11 +24,13 @@ const (
 	ServesTCP
 	// ServesUDP is UDP, which only listeners of the Gateway API have.
 	ServesUDP
+	// ServesQUIC is HTTP/3 beside ServesTLS, at the port of UDP with the same number.
+	ServesQUIC
 	// NumServerKinds is how many kinds there are.
 	NumServerKinds
 )
 
-var serverKindNames = [...]string{"nothing", "HTTP", "AUTO_PASSTHROUGH", "TLS", "TCP", "UDP"}
+var serverKindNames = [...]string{"nothing", "HTTP", "AUTO_PASSTHROUGH", "TLS", "TCP", "UDP", "HTTP/3"}
 
 // String returns the kind as messages name it.
 func (k ServerKind) String() string { return serverKindNames[k] }

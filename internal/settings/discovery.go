@@ -193,6 +193,8 @@ var Discovery = Table{
 		Help: "detect the protocol of outbound ports that declare none; false: TCP"},
 	{Env: []string{"PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery/compile",
 		Help: "detect the protocol of inbound ports that declare none; false: TCP"},
+	{Env: []string{"PILOT_ENABLE_QUIC_LISTENERS"}, Kind: Bool, Unit: "switch", Used: "internal/discovery/compile",
+		Help: "serve HTTP/3 beside HTTPS at gateways whose Service has a port of UDP with the same number"},
 	{Env: []string{"PILOT_ENABLE_IP_AUTOALLOCATE"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/discovery/compile",
 		Help: "allocate addresses for ServiceEntries without addresses; false: only for proxies with ISTIO_META_DNS_AUTO_ALLOCATE, and they are not written to the ServiceEntries"},
 	{Env: []string{"PILOT_MAX_REQUESTS_PER_SECOND"}, Kind: Float, Unit: "streams per second", Used: "internal/discovery/xds",

@@ -83,8 +83,6 @@ var DiscoveryNoEffect = Table{
 		Help: "send endpoints that are not ready where outlier detection asks for them"},
 	{Env: []string{"ISTIO_DUAL_STACK"}, Kind: Bool, Default: "true", Unit: "switch", NoEffect: "a proxy with addresses of both families gets both",
 		Help: "serve IPv4 and IPv6 together"},
-	{Env: []string{"PILOT_ENABLE_QUIC_LISTENERS"}, Kind: Bool, Unit: "switch", NoEffect: "HTTP/3 is not served",
-		Help: "serve HTTP/3"},
 	{Env: []string{"PILOT_FILTER_GATEWAY_CLUSTER_CONFIG"}, Kind: Bool, Unit: "switch", NoEffect: "a gateway never gets other clusters",
 		Help: "send a gateway only the clusters that it routes to"},
 

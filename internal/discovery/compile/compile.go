@@ -272,6 +272,8 @@ type Options struct {
 	// WholeRoutes sends route configurations with all their virtual hosts to every proxy
 	// (--vhds).
 	WholeRoutes bool
+	// HTTP3 has routers serve HTTP/3 beside HTTPS (PILOT_ENABLE_QUIC_LISTENERS).
+	HTTP3 bool
 	// AllocateAsked uses allocated addresses only for the proxies that ask for them (PILOT_ENABLE_IP_AUTOALLOCATE is false).
 	AllocateAsked bool
 }

@@ -32,7 +32,9 @@ type gatewayRoute struct {
 	// port is the one that clients use, which routes match.
 	port uint32
 	// tls is set if clients use TLS.
-	tls   bool
+	tls bool
+	// quic is set if clients may use HTTP/3 at the port.
+	quic  bool
 	hosts []gatewayHost // sorted by host
 }
 
@@ -82,7 +84,7 @@ func gatewayRouteName(p model.RouterPort, s model.Server) string {
 // gatewayListenerName returns the name of a router's listener.
 func gatewayListenerName(p model.RouterPort, caps mesh.Capability) string {
 	name := cmp.Or(p.Bind, listener.Wildcard(caps)) + "_" + strconv.FormatUint(uint64(p.Listen), 10)
-	if p.Kind == mesh.ServesUDP {
+	if p.Kind == mesh.ServesUDP || p.Kind == mesh.ServesQUIC {
 		name = "udp_" + name
 	}
 	return name
@@ -90,7 +92,8 @@ func gatewayListenerName(p model.RouterPort, caps mesh.Capability) string {
 
 // gatewayRoutes lists the route configurations of a router, sorted by name.
 func (c *Compiler) gatewayRoutes(r *incr.Reader, s mesh.ScopeID) (out []gatewayRoute) {
-	for _, p := range c.model.Router(r, s).Ports {
+	router := c.model.Router(r, s)
+	for _, p := range router.Ports {
 		servers := map[string][]model.Server{}
 		for _, one := range p.Servers {
 			if name := gatewayRouteName(p, one); name != "" {
@@ -98,11 +101,18 @@ func (c *Compiler) gatewayRoutes(r *incr.Reader, s mesh.ScopeID) (out []gatewayR
 			}
 		}
 		for _, name := range sortedKeys(servers) {
-			out = append(out, c.gatewayRoute(r, s, name, p, servers[name]))
+			one := c.gatewayRoute(r, s, name, p, servers[name])
+			one.quic = c.quic(s, c.topology(r, s)) && p.Kind == mesh.ServesTLS && router.ServesQUIC(servers[name][0])
+			out = append(out, one)
 		}
 	}
 	slices.SortFunc(out, func(a, b gatewayRoute) int { return strings.Compare(a.name, b.name) })
 	return out
+}
+
+// quic reports whether routers serve HTTP/3. Behind proxies that say who a client is there is none: datagrams do not say it.
+func (c *Compiler) quic(s mesh.ScopeID, t mesh.Topology) bool {
+	return c.opts.HTTP3 && s.Value().Caps.Has(mesh.QUIC) && !s.Value().Closed && !t.ProxyProtocol
 }
 
 // gatewayRoute finds the VirtualServices of each host of a router's servers.
@@ -181,8 +191,8 @@ func (c *Compiler) gatewayRouteNamed(r *incr.Reader, k scopeName) (gatewayRoute,
 // gatewayHostNamed is one host of a route configuration, with its port; without VirtualServices if there is none.
 type gatewayHostNamed struct {
 	gatewayHost
-	port uint32
-	tls  bool
+	port      uint32
+	tls, quic bool
 }
 
 func (c *Compiler) gatewayHostNamed(r *incr.Reader, k scopeNameHost) gatewayHostNamed {
@@ -191,7 +201,7 @@ func (c *Compiler) gatewayHostNamed(r *incr.Reader, k scopeNameHost) gatewayHost
 	if !ok {
 		return gatewayHostNamed{}
 	}
-	return gatewayHostNamed{t.hosts[i], t.port, t.tls}
+	return gatewayHostNamed{t.hosts[i], t.port, t.tls, t.quic}
 }
 
 // gatewayHost translates the VirtualServices of one host of a router. Routes that match all requests come last, so that
@@ -230,6 +240,9 @@ func (c *Compiler) gatewayHost(r *incr.Reader, k scopeNameHost) hostRoutes {
 	host := route.VirtualHost(route.HostName(k.host, h.port), []string{k.host}, routes)
 	if h.toHTTPS {
 		host.RequireTls = routev3.VirtualHost_ALL
+	}
+	if h.quic {
+		host.ResponseHeadersToAdd = route.AltSvc(h.port)
 	}
 	return hostRoutes{body: marshal.Must(host), clusters: route.Clusters(routes)}
 }

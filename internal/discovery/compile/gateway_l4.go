@@ -50,6 +50,14 @@ func (c *Compiler) gatewayPlan(r *incr.Reader, k scopeName) listener.Gateway {
 				g.attached(p, s, t)
 			}
 		}
+	case mesh.ServesQUIC:
+		if plan.QUIC = c.quic(k.scope, plan.Topology); plan.QUIC {
+			tls := p
+			tls.Kind = mesh.ServesTLS
+			for _, s := range p.Servers {
+				g.add(listener.GatewayChain{ServerNames: s.Names(), TLS: s.Spec.GetTls(), Routes: gatewayRouteName(tls, s)})
+			}
+		}
 	case mesh.ServesUDP:
 		plan.UDP = true
 		g.udp(p, p.Servers[0])

@@ -42,7 +42,7 @@ func TestGolden(t *testing.T) {
 		options := strings.Fields(header(input, "options"))
 		w := newWorldWith(compile.Options{
 			NoSniffOutbound: slices.Contains(options, "no-sniff-outbound"), NoSniffInbound: slices.Contains(options, "no-sniff-inbound"),
-			WholeRoutes: slices.Contains(options, "whole-routes"), TraceSampling: 1,
+			WholeRoutes: slices.Contains(options, "whole-routes"), HTTP3: slices.Contains(options, "http3"), TraceSampling: 1,
 		})
 		m, verdicts := config.MeshConfig(header(input, "mesh"))
 		if len(verdicts) > 0 {

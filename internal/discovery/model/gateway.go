@@ -200,7 +200,8 @@ func (m *Model) router(r *incr.Reader, s mesh.ScopeID) (out Router) {
 			}
 		}
 	}
-	slices.SortFunc(out.Ports, func(a, b RouterPort) int {
+	out.addQUIC(packets)
+	slices.SortStableFunc(out.Ports, func(a, b RouterPort) int {
 		return cmp.Or(cmp.Compare(a.Listen, b.Listen), cmp.Compare(a.Bind, b.Bind))
 	})
 	return out
@@ -255,6 +256,40 @@ func (o *Router) add(s Server) {
 		}
 	}
 	p.Servers = append(p.Servers, s)
+}
+
+// addQUIC adds a listener of HTTP/3 for the servers that end the TLS of HTTPS, where a Service has a port of UDP with the same number. Servers that
+// verify certificates of clients have none: Envoy does not ask for them there. [control-plane 1.2.34]
+func (o *Router) addQUIC(packets map[uint32][]uint32) {
+	var quic []RouterPort
+	for _, p := range o.Ports {
+		for _, s := range p.Servers {
+			if p.Kind != mesh.ServesTLS || !s.EndsHTTPS() || s.Spec.GetTls().GetMode() != networking.ServerTLSSettings_SIMPLE || strings.HasPrefix(p.Bind, mesh.UnixSocket) {
+				continue
+			}
+			for _, listen := range packets[s.Port] {
+				same := func(q RouterPort) bool { return q.Listen == listen && q.Bind == p.Bind }
+				if slices.ContainsFunc(o.Ports, func(q RouterPort) bool { return q.Kind == mesh.ServesUDP && same(q) }) {
+					continue
+				}
+				i := slices.IndexFunc(quic, same)
+				if i < 0 {
+					i = len(quic)
+					quic = append(quic, RouterPort{Listen: listen, Bind: p.Bind, Kind: mesh.ServesQUIC})
+				}
+				s.Listen = listen
+				quic[i].Servers = append(quic[i].Servers, s)
+			}
+		}
+	}
+	o.Ports = append(o.Ports, quic...)
+}
+
+// ServesQUIC reports whether a server is one of a listener of HTTP/3, too.
+func (o Router) ServesQUIC(s Server) bool {
+	return slices.ContainsFunc(o.Ports, func(p RouterPort) bool {
+		return p.Kind == mesh.ServesQUIC && slices.ContainsFunc(p.Servers, func(q Server) bool { return q.Gateway == s.Gateway && q.Index == s.Index })
+	})
 }
 
 // gatewayBucket is the bucket of the VirtualServices bound to a Gateway.

@@ -29,7 +29,9 @@ type Gateway struct {
 	// TLS is set if chains are chosen by the server name of TLS.
 	TLS bool
 	// UDP is set if the listener takes datagrams: its one chain says where they go.
-	UDP    bool
+	UDP bool
+	// QUIC is set if the listener serves HTTP/3: its chains are of HTTPS.
+	QUIC   bool
 	Chains []GatewayChain
 	// TrustDomains are those whose certificates servers with mode ISTIO_MUTUAL accept, the mesh's first.
 	TrustDomains []string
@@ -73,8 +75,11 @@ func (g Gateway) Clusters() (out []string) {
 
 // BuildGateway translates the plan of a router's listener, which binds to its address. [control-plane 1.9.2, 1.12.16]
 func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
-	if g.UDP {
+	switch {
+	case g.UDP:
 		return buildUDP(g, e)
+	case g.QUIC:
+		return buildQUIC(g, e)
 	}
 	l := &listenerv3.Listener{
 		Name:                                 g.Name,
@@ -134,6 +139,10 @@ var clientCertDetails = map[meshv1.ForwardClientCertDetails]hcmv3.HttpConnection
 // connection, unless a trusted proxy in front has added another one to x-forwarded-for, and what they send in x-forwarded-client-cert is
 // replaced, unless the topology says otherwise.
 func (e Env) gatewayHTTP(statPrefix, routes string, g Gateway) *listenerv3.Filter {
+	return networkFilter("envoy.filters.network.http_connection_manager", e.gatewayManager(statPrefix, routes, g))
+}
+
+func (e Env) gatewayManager(statPrefix, routes string, g Gateway) *hcmv3.HttpConnectionManager {
 	h, t := e.manager(statPrefix, true, clientSide()), g.Topology
 	h.HttpFilters = slices.Concat(g.Authorization.HTTP, h.HttpFilters)
 	if g.Sessions { // before the router
@@ -150,11 +159,15 @@ func (e Env) gatewayHTTP(statPrefix, routes string, g Gateway) *listenerv3.Filte
 		}
 	case hcmv3.HttpConnectionManager_SANITIZE, hcmv3.HttpConnectionManager_FORWARD_ONLY, hcmv3.HttpConnectionManager_ALWAYS_FORWARD_ONLY:
 	}
-	return networkFilter("envoy.filters.network.http_connection_manager", h)
+	return h
 }
 
 // endTLS returns the server side of a chain's TLS. [control-plane 1.9.5, 1.9.7, 1.9.8]
 func (e Env) endTLS(c GatewayChain, trustDomains []string) *corev3.TransportSocket {
+	return &corev3.TransportSocket{Name: "envoy.transport_sockets.tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: marshal.MustAny(e.serverTLS(c, trustDomains))}}
+}
+
+func (e Env) serverTLS(c GatewayChain, trustDomains []string) *tlsv3.DownstreamTlsContext {
 	t := c.TLS
 	common := &tlsv3.CommonTlsContext{TlsParams: e.serverParams(t)}
 	if c.Routes != "" {
@@ -195,11 +208,8 @@ func (e Env) endTLS(c GatewayChain, trustDomains []string) *corev3.TransportSock
 			},
 		}
 	}
-	return &corev3.TransportSocket{
-		Name: "envoy.transport_sockets.tls",
-		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: marshal.MustAny(&tlsv3.DownstreamTlsContext{
-			CommonTlsContext: common, RequireClientCertificate: wrapperspb.Bool(root != "" && t.Mode != networking.ServerTLSSettings_OPTIONAL_MUTUAL),
-		})},
+	return &tlsv3.DownstreamTlsContext{
+		CommonTlsContext: common, RequireClientCertificate: wrapperspb.Bool(root != "" && t.Mode != networking.ServerTLSSettings_OPTIONAL_MUTUAL),
 	}
 }
 
