@@ -363,8 +363,8 @@ func (p *layers) resource(k compile.Key, value []byte) *xds.Resource {
 		return nil
 	}
 	t := p.typeOf(k.Kind)
-	if bare := k.Bare(); bare.Kind == compile.ListenerInbound {
-		return p.pool.Intern(p.inbound(bare, value))
+	if t == xds.LDS {
+		return p.pool.Intern(p.listener(k, value))
 	}
 	if k.SeparateHosts {
 		return p.pool.Intern(xds.NewSeparateRoutes(k.Name, value))

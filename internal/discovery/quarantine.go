@@ -245,8 +245,8 @@ func (p *publisher) countQuarantined() map[xds.Type]int {
 	return out
 }
 
-// inbound is a listener of inbound connections with what takes its place where it is refused.
-func (p *layers) inbound(k compile.Key, value []byte) *xds.Resource {
+// listener is a listener, one that decides who is let in with what takes its place where it is refused.
+func (p *layers) listener(k compile.Key, value []byte) *xds.Resource {
 	r := xds.NewEncoded(xds.LDS, k.Name, value)
 	in, ok := p.compiler.InboundOf(k)
 	if !ok {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
+	"github.com/pilothouse/pilothouse/test/token"
 )
 
 const strictOrder = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: order}\nspec: {mtls: {mode: STRICT}}\n"
@@ -99,4 +100,100 @@ func TestRefusedStricterPolicyClosesInbound(t *testing.T) {
 	}
 	m.write("mesh.yaml", string(text))
 	m.awaitModes("STRICT", false, true)
+}
+
+// TestRefusedListenerWithANewPolicyDenies has the Envoys of a server and of a router refuse their listeners, and then adds a DENY for one path,
+// or a RequestAuthentication: what was accepted stays until then, and denies everything after it, since the listener with the policy is
+// refused as well. When the listeners are accepted again, the policy decides.
+func TestRefusedListenerWithANewPolicyDenies(t *testing.T) {
+	m, config := start(t, "tokens")
+	text, err := os.ReadFile(filepath.Join(config, "mesh.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveHeaders(t, m, "server-1.tokens", ":9090")
+	keys := token.New(t, "a.example").Keys(t)
+	const deny = `
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: deny, namespace: NS}
+spec: {selector: {matchLabels: LABELS}, action: DENY, rules: [{to: [{operation: {paths: [/denied]}}]}]}
+`
+	const tokens = `
+apiVersion: security.istio.io/v1
+kind: RequestAuthentication
+metadata: {name: tokens, namespace: NS}
+spec: {selector: {matchLabels: LABELS}, jwtRules: [{issuer: a.example, jwks: 'KEYS'}]}
+`
+	sidecar := func(path string) func(context.Context) (seen, error) {
+		return func(ctx context.Context) (seen, error) {
+			return ask(ctx, m, "client-1.tokens", "", "http://server.tokens:9090"+path, nil)
+		}
+	}
+	router := func(path string) func(context.Context) (seen, error) {
+		return func(ctx context.Context) (seen, error) {
+			return ask(ctx, m, "outside-1.tokens", "shop.example.com", "http://10.99.0.9:8080"+path, nil)
+		}
+	}
+	closed := func(got seen, err error) error {
+		if err == nil && got.Status != http.StatusServiceUnavailable { // which the client's sidecar answers
+			return fmt.Errorf("status %d, want a closed connection", got.Status)
+		}
+		return nil
+	}
+	check := func(what string, of func(string) func(context.Context) (seen, error), want map[string]func(seen, error) error) {
+		t.Helper()
+		steady(t, what, func(ctx context.Context) error {
+			for path, is := range want {
+				if err := is(of(path)(ctx)); err != nil {
+					return fmt.Errorf("%s: %w", path, err)
+				}
+			}
+			return nil
+		})
+	}
+	both := func(a, b func(seen, error) error) map[string]func(seen, error) error {
+		return map[string]func(seen, error) error{"/open": a, "/denied": b}
+	}
+	for name, c := range map[string]struct {
+		of             func(string) func(context.Context) (seen, error)
+		ns, labels     string
+		proxy, refused string
+	}{
+		"sidecar": {sidecar, "tokens", "{app: server}", "server-1", "virtualInbound"},
+		"router":  {router, "istio-system", "{istio: ingressgateway}", "ingress", "8080"},
+	} {
+		for kind, policy := range map[string]string{"AuthorizationPolicy": deny, "RequestAuthentication": tokens} {
+			what := name + ", " + kind + ": "
+			policy = strings.NewReplacer("NS", c.ns, "LABELS", c.labels, "KEYS", keys).Replace(policy)
+			check(what+"open", c.of, both(wantStatus(http.StatusOK), wantStatus(http.StatusOK)))
+			put(t, config, "mesh.yaml", strings.Replace(string(text), "  mesh: |\n", "  mesh: |\n    accessLogFile: /no-such-folder/log\n", 1))
+			await(t, what+"the listener is refused", func(context.Context) error {
+				_, out, _ := pilotctl(t, m, "proxies", "-o", "json")
+				var all []struct {
+					Proxy string
+					Types map[string]struct{ Nack string }
+				}
+				if err := json.Unmarshal([]byte(out), &all); err != nil {
+					return err
+				}
+				for _, p := range all {
+					if strings.HasPrefix(p.Proxy, c.proxy) && strings.Contains(p.Types["LDS"].Nack, c.refused) {
+						return nil
+					}
+				}
+				return errors.New("it is not yet:\n" + out)
+			})
+			check(what+"what was accepted stays", c.of, both(wantStatus(http.StatusOK), wantStatus(http.StatusOK)))
+			put(t, config, "policies.yaml", policy)
+			check(what+"everything is denied", c.of, both(closed, closed))
+			put(t, config, "mesh.yaml", string(text))
+			denied := http.StatusForbidden
+			if kind == "RequestAuthentication" {
+				denied = http.StatusOK // without a token
+			}
+			check(what+"the policy decides", c.of, both(wantStatus(http.StatusOK), wantStatus(denied)))
+			put(t, config, "policies.yaml", "")
+		}
+	}
 }

@@ -17,3 +17,17 @@ func TestRulesThatDifferAreStricter(t *testing.T) {
 		}
 	}
 }
+
+// TestOldListenerStaysInPlaceOfAnOpenOne: nothing is closed for a listener that lets in everybody, also where the accepted version is one
+// from before a restart of the control plane; with rules it is.
+func TestOldListenerStaysInPlaceOfAnOpenOne(t *testing.T) {
+	unknown := &Resource{}
+	if open := (&Resource{Policy: &Policy{}, Closed: &Resource{}}); InPlaceOf(open, unknown) != unknown {
+		t.Error("a refused listener without any policy closes what was accepted before")
+	}
+	for _, p := range []*Policy{nil, {Authorization: "a"}, {Strict: true}, {Closed: true}, {Ports: map[uint32]bool{80: true}}} {
+		if refused := (&Resource{Policy: p, Closed: &Resource{}}); InPlaceOf(refused, unknown) != refused.Closed {
+			t.Errorf("policy %+v: an unknown older version stays", p)
+		}
+	}
+}

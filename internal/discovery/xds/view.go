@@ -114,7 +114,10 @@ func (p *Policy) StricterThan(o *Policy) bool {
 // refuses: old, or, where less secure connections would go on being accepted by it, a listener that
 // closes all. nil is nothing.
 func InPlaceOf(refused, old *Resource) *Resource {
-	if refused.Closed == nil || old != nil && refused.Policy != nil && old.Policy != nil && !refused.Policy.StricterThan(old.Policy) {
+	if refused.Closed == nil || refused.Policy != nil && !refused.Policy.StricterThan(&Policy{}) {
+		return old // the refused one lets in everybody
+	}
+	if old != nil && refused.Policy != nil && old.Policy != nil && !refused.Policy.StricterThan(old.Policy) {
 		return old
 	}
 	if old == nil {

@@ -81,14 +81,8 @@ func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
 	case g.QUIC:
 		return buildQUIC(g, e)
 	}
-	l := &listenerv3.Listener{
-		Name:                                 g.Name,
-		Address:                              address(g.Address, g.Port),
-		AdditionalAddresses:                  e.additional(g.Address, g.Port),
-		TrafficDirection:                     corev3.TrafficDirection_OUTBOUND,
-		MaxConnectionsToAcceptPerSocketEvent: wrapperspb.UInt32(1),
-		ListenerFilters:                      topologyFilters(g.Topology),
-	}
+	l := e.gatewayListener(g)
+	l.ListenerFilters = topologyFilters(g.Topology)
 	for _, c := range g.Chains {
 		chain := &listenerv3.FilterChain{TransportSocketConnectTimeout: connectTimeout}
 		if g.TLS || len(c.Prefixes)+len(c.Sources) > 0 {
@@ -99,7 +93,7 @@ func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
 		}
 		switch {
 		case g.Closed:
-			chain.Filters = []*listenerv3.Filter{Env{Mesh: &meshv1.MeshConfig{}}.tcpProxy(mesh.BlackHoleCluster, TCP{Cluster: mesh.BlackHoleCluster}, side{})}
+			chain.Filters = closing()
 		case c.Routes != "":
 			chain.Filters = []*listenerv3.Filter{e.gatewayHTTP("outbound_"+g.Name+";", c.Routes, g)}
 		default:
@@ -114,6 +108,34 @@ func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
 		l.ListenerFilters = append(l.ListenerFilters, tlsInspector())
 	}
 	return l
+}
+
+// gatewayListener returns the listener of a plan, without filters.
+func (e Env) gatewayListener(g Gateway) *listenerv3.Listener {
+	return &listenerv3.Listener{
+		Name:                                 g.Name,
+		Address:                              address(g.Address, g.Port),
+		AdditionalAddresses:                  e.additional(g.Address, g.Port),
+		TrafficDirection:                     corev3.TrafficDirection_OUTBOUND,
+		MaxConnectionsToAcceptPerSocketEvent: wrapperspb.UInt32(1),
+	}
+}
+
+// ClosedGateway returns a listener that takes the place of a plan's where Envoy has refused that: it closes every connection, and has
+// nothing else that could be refused.
+func ClosedGateway(g Gateway, e Env) *listenerv3.Listener {
+	if g.UDP {
+		g.Chains, g.Closed = []GatewayChain{{}}, true
+		return buildUDP(g, Env{Caps: e.Caps, Mesh: &meshv1.MeshConfig{}})
+	}
+	l := e.gatewayListener(g)
+	l.FilterChains = []*listenerv3.FilterChain{{Filters: closing()}}
+	return l
+}
+
+// closing are the filters that end every connection.
+func closing() []*listenerv3.Filter {
+	return []*listenerv3.Filter{Env{Mesh: &meshv1.MeshConfig{}}.tcpProxy(mesh.BlackHoleCluster, TCP{Cluster: mesh.BlackHoleCluster}, side{})}
 }
 
 // topologyFilters returns the listener filters that come before all others: they read what a proxy in front says of a connection. A
