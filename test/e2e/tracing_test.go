@@ -188,7 +188,8 @@ func serveOn(t *testing.T, m *meshup.Mesh, pod, addr string, h http.Handler) (st
 }
 
 // traceHeaders are those that an application passes on.
-var traceHeaders = []string{"X-Request-Id", "X-B3-Traceid", "X-B3-Spanid", "X-B3-Parentspanid", "X-B3-Sampled", "X-B3-Flags", "Traceparent", "Tracestate", "Sw8"}
+var traceHeaders = []string{"X-Request-Id", "X-B3-Traceid", "X-B3-Spanid", "X-B3-Parentspanid", "X-B3-Sampled", "X-B3-Flags", "Traceparent", "Tracestate", "Sw8",
+	"X-Datadog-Trace-Id", "X-Datadog-Parent-Id", "X-Datadog-Sampling-Priority", "X-Datadog-Tags", "X-Datadog-Origin"}
 
 // serveCalling answers in a Pod with the headers of each request, after one to another service with its headers about traces.
 func serveCalling(t *testing.T, m *meshup.Mesh, pod, addr, next string) {
@@ -227,6 +228,7 @@ func startTracing(t *testing.T, providers string, adjust func(*meshup.Options)) 
 	mux := http.NewServeMux()
 	mux.HandleFunc("/api/v2/spans", x.spans.zipkin)
 	mux.HandleFunc("/v1/traces", x.spans.openTelemetry)
+	mux.HandleFunc("/v0.4/traces", x.spans.datadog)
 	x.stop = serveOn(t, m, "outside-1.tokens", ":9411", mux)
 	text, err := os.ReadFile(filepath.Join(config, "mesh.yaml"))
 	if err != nil {
