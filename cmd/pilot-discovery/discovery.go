@@ -160,6 +160,7 @@ func readOptions(v *settings.Values) discovery.Options {
 	o.Compile.NoSniffInbound = !v.Bool("PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND")
 	o.Compile.WholeRoutes = !v.Bool("vhds")
 	o.Compile.HTTP3 = v.Bool("PILOT_ENABLE_QUIC_LISTENERS")
+	o.Compile.RemoteKeys = jwks.ParseMode(v.Enum("PILOT_JWT_ENABLE_REMOTE_JWKS"))
 	o.Compile.AllocateAsked = !v.Bool("PILOT_ENABLE_IP_AUTOALLOCATE")
 	switch version := v.Enum("tls-min-version"); version {
 	case "1.2":

@@ -115,6 +115,11 @@ func TestOptionsFollowTheSettings(t *testing.T) {
 	if k := readOptions(settings.Read(nil, nil, settings.Discovery)).Keys; k.Interval != jwks.DefaultInterval || k.Blocked != nil || k.Insecure {
 		t.Errorf("defaults: %+v", k)
 	}
+	for text, want := range map[string]jwks.Mode{"": jwks.Discovery, "false": jwks.Discovery, "istiod": jwks.Discovery, "true": jwks.Hybrid, "Hybrid": jwks.Hybrid, "envoy": jwks.Proxies} {
+		if m := readOptions(settings.Read(nil, map[string]string{"PILOT_JWT_ENABLE_REMOTE_JWKS": text}, settings.Discovery)).Compile.RemoteKeys; m != want {
+			t.Errorf("PILOT_JWT_ENABLE_REMOTE_JWKS=%s is mode %d, want %d", text, m, want)
+		}
+	}
 	// Flags override variables, even with the value false.
 	o = readOptions(settings.Read(map[string]string{"accept-empty-config": "false", "broken-policies": "deny", "namespace": "own"}, env, settings.Discovery))
 	if o.Lenience.EmptyConfig || o.Lenience.BrokenPolicies || o.Names.Namespace != "own" {

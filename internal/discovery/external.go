@@ -1,10 +1,12 @@
 package discovery
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/compile/authz"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/printable"
@@ -25,6 +27,49 @@ func (p *layers) externalFaults() map[string]string {
 		}
 	}
 	return faults
+}
+
+// remoteKeys are the rules of RequestAuthentications whose keys connected proxies fetch; of a rule, one that a proxy cannot fetch comes
+// first.
+func (p *layers) remoteKeys() []authz.RemoteKeys {
+	type id struct {
+		policy string
+		rule   int
+	}
+	found := map[id]authz.RemoteKeys{}
+	for _, layer := range p.byKey {
+		if layer.used == 0 {
+			continue
+		}
+		for _, k := range p.compiler.RemoteKeys(layer.key) {
+			at := id{k.Policy, k.Rule}
+			if old, known := found[at]; !known || k.Fault != "" && (old.Fault == "" || k.Fault < old.Fault) {
+				found[at] = k
+			}
+		}
+	}
+	return slices.Collect(maps.Values(found))
+}
+
+// remoteKeyProblems says of the rules whose keys proxies fetch from where they do, or why they cannot.
+func (l *loop) remoteKeyProblems() (out []object.Problem) {
+	for _, k := range l.views.layers.remoteKeys() {
+		namespace, name, _ := strings.Cut(k.Policy, "/")
+		p := object.Problem{
+			Severity: object.Info, Field: fmt.Sprintf("spec.jwtRules[%d].jwksUri", k.Rule), Key: object.Key{Kind: object.RequestAuthentication, Namespace: namespace, Name: name},
+			Text: "proxies fetch the keys themselves, by the cluster " + printable.Escape(k.Cluster) + " (PILOT_JWT_ENABLE_REMOTE_JWKS)",
+		}
+		if k.Fault != "" {
+			p.Severity = object.Warning
+			p.Text = "every token of the issuer is refused, since only proxies fetch keys (PILOT_JWT_ENABLE_REMOTE_JWKS=envoy) and cannot fetch these: " + printable.Escape(k.Fault)
+		}
+		if o, ok := l.store.Get(p.Key); ok {
+			p.Origin, p.Generation = o.Origin, o.Meta.Generation
+		}
+		out = append(out, p)
+	}
+	slices.SortFunc(out, config.CompareVerdicts)
+	return out
 }
 
 // externalProblems names the CUSTOM policies whose provider cannot be asked at a connected proxy, so that what they match is denied

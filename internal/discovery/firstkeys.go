@@ -33,11 +33,11 @@ type heldObject struct {
 	until  time.Time
 }
 
-// fetchedRules are the rules of a RequestAuthentication whose keys are fetched.
-func fetchedRules(o *object.Object) (out []keyRule) {
+// fetchedRules are the rules of a RequestAuthentication whose keys are fetched here.
+func (k *keyring) fetchedRules(o *object.Object) (out []keyRule) {
 	spec, _ := o.Spec.(*security.RequestAuthentication)
 	for i, rule := range spec.GetJwtRules() {
-		if source, timeout, ok := jwks.SourceOf(rule); ok {
+		if source, timeout, ok := jwks.SourceOf(rule); ok && k.mode.Fetches(rule) {
 			out = append(out, keyRule{i, source, timeout})
 		}
 	}
@@ -63,7 +63,7 @@ func (k *keyring) hold(changes []object.Change, now time.Time) []object.Change {
 			delete(k.first.held, c.Key)
 			k.changed = true
 		}
-		if c.Object == nil || !k.first.served || !slices.ContainsFunc(fetchedRules(c.Object), func(r keyRule) bool { return k.untried(r.source) }) {
+		if c.Object == nil || !k.first.served || !slices.ContainsFunc(k.fetchedRules(c.Object), func(r keyRule) bool { return k.untried(r.source) }) {
 			out = append(out, c)
 			continue
 		}
@@ -86,7 +86,7 @@ func (k *keyring) release(now time.Time) (out []object.Change) {
 	}
 	for key, h := range k.first.held {
 		var waiting []jwks.Source
-		for _, r := range fetchedRules(h.change.Object) {
+		for _, r := range k.fetchedRules(h.change.Object) {
 			if k.untried(r.source) {
 				waiting = append(waiting, r.source)
 			}

@@ -36,6 +36,8 @@ const (
 // belongs to the loop's goroutine.
 type keyring struct {
 	log *slog.Logger
+	// mode says whose keys proxies fetch.
+	mode jwks.Mode
 	// put stores the keys of a source for the rules; empty keys remove them.
 	put func(jwks.Source, string)
 	// onWant is called with the sources that are named, when they have changed.
@@ -109,7 +111,7 @@ func (k *keyring) apply(c object.Change) {
 	if c.Object == nil {
 		return
 	}
-	for _, r := range fetchedRules(c.Object) {
+	for _, r := range k.fetchedRules(c.Object) {
 		k.rules[c.Key] = append(k.rules[c.Key], r)
 		if k.objects[r.source] == nil {
 			k.objects[r.source] = map[object.Key]bool{}
@@ -132,7 +134,7 @@ func (k *keyring) want() {
 		}
 	}
 	for _, h := range k.first.held {
-		for _, r := range fetchedRules(h.change.Object) {
+		for _, r := range k.fetchedRules(h.change.Object) {
 			wanted[r.source] = max(wanted[r.source], r.timeout)
 		}
 	}
@@ -211,6 +213,9 @@ func (k *keyring) problemsOf(key object.Key) (out []object.Problem) {
 		case st.Err != "":
 			p.Severity = object.Warning
 			p.Text = fmt.Sprintf("keys could not be fetched since %s: %s; %s", st.Failing.UTC().Format(time.RFC3339), st.Err, meanwhileOf(st))
+			if k.mode == jwks.Hybrid {
+				p.Text += "; this does not concern proxies for which the host is a service of the mesh"
+			}
 		case st.Keys == "":
 			p.Text = fmt.Sprintf("keys are being fetched from %s; until then every token of the issuer is refused", from)
 		case st.Tried.IsZero():

@@ -151,6 +151,8 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 	l.views.onListeners = l.signals.listeners
 	l.views.onRefusal, l.allocated = l.signals.refuse, newAllocator(kept.before.Allocated)
 	l.keys = newKeyring(recent(kept.before.Keys, time.Now()), m.SetKeys, log)
+	l.keys.mode = o.RemoteKeys
+	m.FetchKeysBy(o.RemoteKeys)
 	if o.AllocateAsked {
 		m.AllocateOnlyForThoseThatAsk()
 	}
@@ -512,7 +514,7 @@ func (l *loop) ask(f func()) bool {
 // allProblems is everything wrong with the configuration now, for people, with what is
 // denied because of it. Call it through ask.
 func (l *loop) allProblems() []config.Verdict {
-	return slices.Concat(l.problems.all(l.store.Verdicts()), l.keyProblems(), l.refusalProblems(), l.lateProblems(), l.proxylessProblems(), l.patchProblems(), l.externalProblems())
+	return slices.Concat(l.problems.all(l.store.Verdicts()), l.keyProblems(), l.refusalProblems(), l.lateProblems(), l.proxylessProblems(), l.patchProblems(), l.externalProblems(), l.remoteKeyProblems())
 }
 
 // goodObjects is what is in force, for the keeper; nothing while proxies are not served: it

@@ -2,7 +2,6 @@ package mesh
 
 import (
 	"net/netip"
-	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
 )
@@ -58,11 +57,8 @@ func NamesCredential(t *networking.ServerTLSSettings) bool {
 	return t.GetCredentialName() != "" || len(t.GetCredentialNames()) > 0 || t.GetCaCertCredentialName() != ""
 }
 
-// validBind reports whether a listener can have the address: an IP address, or the absolute path of a Unix socket.
+// validBind reports whether a listener can have the address.
 func validBind(bind string) bool {
-	if path, ok := strings.CutPrefix(bind, UnixSocket); ok {
-		return strings.HasPrefix(path, "/")
-	}
 	_, err := netip.ParseAddr(bind)
 	return bind == "" || err == nil
 }

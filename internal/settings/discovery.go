@@ -145,6 +145,8 @@ var Discovery = Table{
 		Help: "audiences of which a workload's token must have one, where JWT_RULE names none"},
 	{Env: []string{"PILOT_JWT_PUB_KEY_REFRESH_INTERVAL"}, Kind: Duration, Number: int64(DefaultKeyInterval), Positive: true, Unit: "duration", Used: "internal/discovery/jwks",
 		Help: "how often the keys that RequestAuthentications name with jwksUri are fetched (docs/tokens.md)"},
+	{Env: []string{"PILOT_JWT_ENABLE_REMOTE_JWKS"}, Kind: Enum, Default: "false", Values: []string{"false", "istiod", "true", "hybrid", "envoy"}, AnyCase: true, Unit: "mode", Used: "internal/discovery/jwks",
+		Help: "who fetches the keys that RequestAuthentications name with jwksUri: pilot-discovery (false, istiod), proxies from services of the mesh and pilot-discovery from others (true, hybrid), or proxies only (envoy)"},
 	{Env: []string{"BLOCKED_CIDRS_IN_JWKS_URIS"}, Kind: List, Unit: "list of CIDRs", Used: "internal/discovery/jwks",
 		Help: "addresses that are not asked for keys, besides those of this host, link-local ones and metadata services, which never are"},
 	{Env: []string{"JWKS_RESOLVER_INSECURE_SKIP_VERIFY"}, Kind: Bool, Unit: "switch", Used: "internal/discovery/jwks",

@@ -53,8 +53,6 @@ var DiscoveryNoEffect = Table{
 		Help: "distribute the root as a ClusterTrustBundle"},
 	{Env: []string{"ISTIO_MULTIROOT_MESH"}, Kind: Bool, Unit: "switch", NoEffect: "the mesh has one root",
 		Help: "trust several roots"},
-	{Env: []string{"PILOT_JWT_ENABLE_REMOTE_JWKS"}, Kind: Text, Default: "false", Unit: "mode", NoEffect: "pilot-discovery fetches the keys of tokens, proxies never do",
-		Help: "who fetches the keys of tokens"},
 	{Env: []string{"ISTIOD_ADDR"}, Kind: Text, Unit: "host:port", NoEffect: "further names of the secure port are given by --servingName and ISTIOD_CUSTOM_HOST",
 		Help: "address of the control plane, whose host is a name of the secure port"},
 

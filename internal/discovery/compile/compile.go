@@ -27,6 +27,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/authz"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/listener"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/patch"
+	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/incr"
@@ -276,6 +277,8 @@ type Options struct {
 	HTTP3 bool
 	// AllocateAsked uses allocated addresses only for the proxies that ask for them (PILOT_ENABLE_IP_AUTOALLOCATE is false).
 	AllocateAsked bool
+	// RemoteKeys says who fetches the keys of tokens (PILOT_JWT_ENABLE_REMOTE_JWKS).
+	RemoteKeys jwks.Mode
 }
 
 // New adds the rules to g. They read those of m.

@@ -74,8 +74,16 @@ func (c *Compiler) routerAuthorization(r *incr.Reader, id mesh.ScopeID) authz.Fi
 // ExternalAuthorization returns the CUSTOM policies of what a layer has filters for, "namespace/name", and why what they match is
 // denied, empty if their provider is asked.
 func (c *Compiler) ExternalAuthorization(l Layer) (policies []string, fault string) {
+	f := c.securityOf(l)
+	return f.Custom, f.Fault
+}
+
+// RemoteKeys returns the rules of RequestAuthentications in force in a layer whose keys its proxies fetch.
+func (c *Compiler) RemoteKeys(l Layer) []authz.RemoteKeys { return c.securityOf(l).Keys }
+
+// securityOf returns the filters of what a layer lets in, none if it does not decide that.
+func (c *Compiler) securityOf(l Layer) (f authz.Filters) {
 	l = l.bare()
-	var f authz.Filters
 	switch {
 	case l.Kind == ScopeLayer && l.Scope.Value().Role == mesh.Router:
 		f, _ = c.inner.routerSecurity.Value(l.Scope)
@@ -83,5 +91,5 @@ func (c *Compiler) ExternalAuthorization(l Layer) (policies []string, fault stri
 		decided, _ := c.inner.inbound.Value(Key{Kind: ListenerInbound, Name: mesh.VirtualInbound, Scope: l.Scope, Workload: l.Workload})
 		f = decided.Authorization
 	}
-	return f.Custom, f.Fault
+	return f
 }

@@ -284,7 +284,11 @@ func (c *Compiler) routerNames(r *incr.Reader, s mesh.ScopeID) []Key {
 		named = append(named, l.Cluster)
 	}
 	named = append(named, c.clientTracing(r, s).Clusters()...)
-	named = append(named, c.inner.routerSecurity.Of(r, s).Cluster)
+	security := c.inner.routerSecurity.Of(r, s)
+	named = append(named, security.Cluster)
+	for _, k := range security.Keys {
+		named = append(named, k.Cluster)
+	}
 	for _, name := range sortedSet(named) {
 		n, ok := cluster.ParseName(name)
 		if !ok {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
+	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -40,7 +41,12 @@ func TestGolden(t *testing.T) {
 		b := envoytest.Bootstrap()
 		show := strings.Fields(header(input, "show"))
 		options := strings.Fields(header(input, "options"))
+		remote := jwks.Discovery
+		if len(options) == 2 && options[0] == "remote-keys" {
+			remote = jwks.ParseMode(options[1])
+		}
 		w := newWorldWith(compile.Options{
+			RemoteKeys:      remote,
 			NoSniffOutbound: slices.Contains(options, "no-sniff-outbound"), NoSniffInbound: slices.Contains(options, "no-sniff-inbound"),
 			WholeRoutes: slices.Contains(options, "whole-routes"), HTTP3: slices.Contains(options, "http3"), TraceSampling: 1,
 		})

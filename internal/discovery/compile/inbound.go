@@ -16,6 +16,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/jwt"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/listener"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/route"
+	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/incr"
@@ -55,13 +56,21 @@ func (c *Compiler) authorization(r *incr.Reader, w mesh.Workload, routed bool) a
 	for _, p := range c.model.AuthorizationOf(r, w) {
 		policies = append(policies, authz.Policy{Namespace: p.Namespace, Name: p.Name, Spec: p.Spec, DryRun: p.DryRun})
 	}
-	return authz.Build(policies, trustDomains(c.model.Mesh(r)), c.authorizers(r, w.Namespace, policies), jwt.Build(c.tokenRules(r, w), routed))
+	rules, remote := c.tokenRules(r, w)
+	out := authz.Build(policies, trustDomains(c.model.Mesh(r)), c.authorizers(r, w.Namespace, policies), jwt.Build(rules, routed))
+	out.Keys = remote
+	return out
 }
 
-// tokenRules returns the rules of the RequestAuthentications of a workload, with their keys.
-func (c *Compiler) tokenRules(r *incr.Reader, w mesh.Workload) (out []jwt.Rule) {
+// tokenRules returns the rules of the RequestAuthentications of a workload, with their keys, and those whose keys the proxy fetches.
+func (c *Compiler) tokenRules(r *incr.Reader, w mesh.Workload) (out []jwt.Rule, remote []authz.RemoteKeys) {
 	for _, p := range c.model.TokensOf(r, w) {
-		for _, rule := range p.Spec.GetJwtRules() {
+		for i, rule := range p.Spec.GetJwtRules() {
+			if from, fault, ok := c.remoteKeys(r, w.Namespace, rule); ok {
+				remote = append(remote, authz.RemoteKeys{Policy: p.Key(), Rule: i, Cluster: from.Cluster, Fault: fault})
+				out = append(out, jwt.Rule{Spec: rule, Keys: pki.NoKeys, Remote: from})
+				continue
+			}
 			keys, ok := jwt.KeysOf(rule)
 			if !ok {
 				keys, ok = c.model.KeysOf(r, rule)
@@ -72,7 +81,22 @@ func (c *Compiler) tokenRules(r *incr.Reader, w mesh.Workload) (out []jwt.Rule) 
 			out = append(out, jwt.Rule{Spec: rule, Keys: keys})
 		}
 	}
-	return out
+	return out, remote
+}
+
+// remoteKeys returns where proxies of a namespace fetch the keys of a rule, or, without a URL, why they cannot; false if they do not,
+// since the keys are known here or fetched by the control plane.
+func (c *Compiler) remoteKeys(r *incr.Reader, namespace string, rule *security.JWTRule) (from jwt.Remote, fault string, ok bool) {
+	url, host, port, ok := c.opts.RemoteKeys.Remote(rule)
+	if !ok {
+		return jwt.Remote{}, "", false
+	}
+	host, fault = c.providerHost(r, namespace, host, port)
+	if fault != "" {
+		return jwt.Remote{}, fault, c.opts.RemoteKeys == jwks.Proxies
+	}
+	_, timeout, _ := jwks.SourceOf(rule)
+	return jwt.Remote{URL: url, Cluster: cluster.Name(cluster.Outbound, port, "", host), Timeout: timeout}, "", true
 }
 
 // restricted reports whether a policy may deny requests to a workload.
@@ -92,8 +116,34 @@ func trustDomains(m *meshv1.MeshConfig) []string {
 	return append([]string{m.TrustDomain}, m.TrustDomainAliases...)
 }
 
-// InboundOf returns the inbound security that a ListenerInbound was made with; false if it is not wanted.
-func (c *Compiler) InboundOf(k Key) (Inbound, bool) { return c.inner.inbound.Value(k) }
+// InboundOf returns the security that a listener was made with, one of a sidecar's inbound connections or of a router; false for
+// others, and if it is not wanted.
+func (c *Compiler) InboundOf(k Key) (Inbound, bool) {
+	switch bare := k.Bare(); {
+	case bare.Kind == ListenerInbound:
+		return c.inner.inbound.Value(bare)
+	case (k.Kind == Listener || k.Kind == ListenerPatched) && k.Scope.Value().Role == mesh.Router:
+		return c.routerInbound(k)
+	}
+	return Inbound{}, false
+}
+
+// routerInbound returns the security of a router's listener; false for one that forwards mutual TLS without ending it, and for what
+// patches have added.
+func (c *Compiler) routerInbound(k Key) (Inbound, bool) {
+	id := bareScope(k.Scope)
+	plan, ok := c.inner.gatewayPlan.Value(scopeName{id, k.Name})
+	if !ok || len(plan.Chains) == 0 {
+		return Inbound{}, false
+	}
+	filters, _ := c.inner.routerSecurity.Value(id)
+	s := id.Value()
+	return Inbound{
+		Modes:         model.Modes{Closed: s.Closed || !s.Caps.Has(filters.Needs)},
+		Authorization: filters, Rules: filters.Hash(),
+		Closed: marshal.MustEncodedAny(listener.ClosedGateway(plan, listener.Env{Caps: s.Caps})),
+	}, true
+}
 
 func (c *Compiler) inboundEnv(r *incr.Reader, k Key) listener.Env {
 	caps, keys := k.Scope.Value().Caps, k.Workload.Value().Telemetry

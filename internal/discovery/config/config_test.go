@@ -236,10 +236,7 @@ func TestPolicies(t *testing.T) {
 		{object.Gateway, "{servers: [{port: {number: 9000, protocol: TCP}, hosts: ['*']}, {port: {number: 53, protocol: UDP}, hosts: ['*']}]}", []string{"W spec.servers[1]: not applied: protocol \"UDP\" is not served"}},
 		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP, targetPort: 8080}, hosts: ['*'], name: a, defaultEndpoint: '127.0.0.1:80', tls: {httpsRedirect: true, credentialName: c}}]}", []string{
 			"W spec.servers[0].tls.credentialName: not applied: protocol HTTP is served without TLS", "W spec.servers[0].defaultEndpoint: not applied", "W spec.servers[0].name: not applied", "W spec.servers[0].port.targetPort: not applied"}},
-		{object.Gateway, "{servers: [{port: {number: 0, protocol: HTTP}, hosts: ['*'], bind: 'unix:///x'}, {port: {number: 0, protocol: TCP}, hosts: ['*'], bind: 'unix:///y'}]}", nil},
-		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP}, hosts: ['*'], bind: 'unix:///x'}, {port: {number: 0, protocol: HTTP}, hosts: ['*'], bind: 'unix://x'}, {port: {number: 80, protocol: HTTP}, hosts: ['*'], bind: x}, {port: {number: 0, protocol: HTTP}, hosts: ['*']}]}", []string{
-			"E spec.servers[0].port.number: invalid port 80: want 0 with a Unix socket", "E spec.servers[1].bind: invalid Unix socket \"unix://x\": want \"unix://\" and an absolute path", "W spec.servers[2].bind: not applied: \"x\" is not an IP address",
-			"E spec.servers[3].port.number: invalid port 0"}},
+		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP}, hosts: ['*'], bind: 'unix:///x'}]}", []string{"W spec.servers[0].bind: not applied: \"unix:///x\" is not an IP address"}},
 		{object.Gateway, "{}", []string{"E spec.servers: is empty"}},
 		{object.Gateway, "{servers: [{name: a, port: {number: 15443, name: tls, protocol: TLS}, hosts: ['*.local'], tls: {mode: AUTO_PASSTHROUGH}}]}", nil},
 		{object.Gateway, "{servers: [{bind: 1.2.3.4, port: {number: 15443, protocol: HTTPS}, hosts: ['*.local'], tls: {mode: AUTO_PASSTHROUGH, credentialName: x}}]}", []string{

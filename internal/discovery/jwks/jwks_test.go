@@ -38,6 +38,38 @@ func TestSourceOf(t *testing.T) {
 	}
 }
 
+// TestModes: whose keys proxies may fetch, and whose the control plane does.
+func TestModes(t *testing.T) {
+	inline, document := &security.JWTRule{Issuer: "https://a.example", Jwks: "{}", JwksUri: "http://a.svc/keys"}, &security.JWTRule{Issuer: "https://a.example"}
+	for _, c := range []struct {
+		rule    *security.JWTRule
+		host    string
+		port    uint32
+		fetches bool // by the control plane, in mode Proxies
+	}{
+		{inline, "", 0, true},
+		{document, "", 0, true},
+		{&security.JWTRule{JwksUri: "http://Keys.A.svc.cluster.local./keys?x=y"}, "keys.a.svc.cluster.local", 80, false},
+		{&security.JWTRule{JwksUri: "https://keys.a.svc.cluster.local"}, "keys.a.svc.cluster.local", 443, false},
+		{&security.JWTRule{JwksUri: "https://keys:8443/x"}, "keys", 8443, false},
+		{&security.JWTRule{JwksUri: "http://[fd00::1]:8080/x"}, "fd00::1", 8080, false},
+		{&security.JWTRule{JwksUri: "ftp://keys"}, "", 0, true},
+	} {
+		for _, m := range []jwks.Mode{jwks.Hybrid, jwks.Proxies} {
+			url, host, port, ok := m.Remote(c.rule)
+			if host != c.host || port != c.port || ok != (c.host != "") || ok && url != c.rule.JwksUri {
+				t.Errorf("%v: %q %q %d %v", c.rule, url, host, port, ok)
+			}
+		}
+		if _, _, _, ok := jwks.Discovery.Remote(c.rule); ok {
+			t.Errorf("%v: proxies fetch the keys though the control plane is to", c.rule)
+		}
+		if !jwks.Hybrid.Fetches(c.rule) || !jwks.Discovery.Fetches(c.rule) || jwks.Proxies.Fetches(c.rule) != c.fetches {
+			t.Errorf("%v: whether the control plane fetches is %v in mode Proxies, want %v, and true in the others", c.rule, jwks.Proxies.Fetches(c.rule), c.fetches)
+		}
+	}
+}
+
 func TestURLs(t *testing.T) {
 	for text, want := range map[string]string{
 		"https://a.example": "", "http://[fd00::1]:8080/x?y=z": "", "HTTPS://a.example/": "",

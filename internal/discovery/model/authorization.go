@@ -114,6 +114,28 @@ func (m *Model) SetKeys(s jwks.Source, keys string) {
 	m.tables.keys.Put(s.Key(), keys)
 }
 
+// FetchKeysBy says who fetches the keys of tokens. Call it before the first Run.
+func (m *Model) FetchKeysBy(mode jwks.Mode) { m.remoteKeys = mode }
+
+// keyHosts returns the hosts from which proxies of a namespace may fetch the keys of tokens.
+func (m *Model) keyHosts(r *incr.Reader, ns string) (out []string) {
+	if m.remoteKeys == jwks.Discovery {
+		return nil
+	}
+	for _, in := range m.scopesOf(r, ns) {
+		for _, bucket := range []string{wholeBucket(in), selectingBucket(in), targetingBucket(in)} {
+			for _, p := range incr.In(r, m.tables.tokens, bucket) {
+				for _, rule := range p.Spec.GetJwtRules() {
+					if _, host, _, ok := m.remoteKeys.Remote(rule); ok {
+						out = append(out, host)
+					}
+				}
+			}
+		}
+	}
+	return out
+}
+
 // KeysOf returns the key set that was fetched for a rule of a RequestAuthentication; false if there is none.
 func (m *Model) KeysOf(r *incr.Reader, rule *security.JWTRule) (string, bool) {
 	s, _, ok := jwks.SourceOf(rule)

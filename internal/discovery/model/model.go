@@ -10,6 +10,7 @@ package model
 
 import (
 	"github.com/pilothouse/pilothouse/internal/discovery/allocate"
+	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -46,6 +47,8 @@ type Model struct {
 	whole   bool            // no scope is derived from another
 	// allocateAsked uses allocated addresses only for proxies that ask for them.
 	allocateAsked bool
+	// remoteKeys says who fetches the keys of tokens.
+	remoteKeys jwks.Mode
 }
 
 type tables struct {

@@ -313,8 +313,8 @@ func (m *Model) ServiceFrom(r *incr.Reader, namespace, host string) (best *Servi
 	return m.joined(r, best)
 }
 
-// imported returns the hosts that the routes of a scope's VirtualServices lead to, that of its egress proxy, and those of external authorizers
-// and of collectors of traces, which listeners use whatever the Sidecar says, sorted. Envoy rejects a listener whose collector is no cluster.
+// imported returns the hosts that the routes of a scope's VirtualServices lead to, that of its egress proxy, and those of external authorizers,
+// of collectors of traces and of keys of tokens, which listeners use whatever the Sidecar says, sorted. Envoy rejects a listener whose collector is no cluster.
 // [control-plane 1.9.21, 1.10.13, 1.11.1]
 func (m *Model) imported(r *incr.Reader, s mesh.ScopeID) (out []string) {
 	if to := m.egressOf(r, s).proxy; to.Host != "" {
@@ -330,6 +330,7 @@ func (m *Model) imported(r *incr.Reader, s mesh.ScopeID) (out []string) {
 			out = append(out, host)
 		}
 	}
+	out = append(out, m.keyHosts(r, s.Value().Namespace)...)
 	for _, key := range incr.Keys(r, m.tables.virtuals, all) {
 		if v := m.rules.reach.Of(r, key); m.servesMesh(r, s, v) {
 			out = append(out, v.destinations...)

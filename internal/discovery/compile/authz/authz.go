@@ -59,6 +59,16 @@ type Filters struct {
 	Cluster string
 	Custom  []string
 	Fault   string
+	// Keys are the rules of RequestAuthentications whose keys proxies fetch.
+	Keys []RemoteKeys
+}
+
+// RemoteKeys is a rule of a RequestAuthentication, "namespace/name", whose keys a proxy fetches through a cluster. Fault says why it
+// cannot, so that every token of the issuer is refused, empty if it can.
+type RemoteKeys struct {
+	Policy         string
+	Rule           int
+	Cluster, Fault string
 }
 
 // Build returns the filters of a workload with these policies; their order does not matter. trustDomains are the

@@ -11,11 +11,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	jwtv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/jwt_authn/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/emptypb"
 	security "istio.io/api/security/v1beta1"
 
@@ -32,8 +34,33 @@ const (
 // Rule is a rule of a RequestAuthentication that is in force for a workload.
 type Rule struct {
 	Spec *security.JWTRule
-	// Keys is the issuer's key set.
-	Keys string
+	// Keys is the issuer's key set. If Remote has a URL, the proxy fetches it from there instead.
+	Keys   string
+	Remote Remote
+}
+
+// Remote is where a proxy fetches keys: a URL, through a cluster, each time within Timeout.
+type Remote struct {
+	URL, Cluster string
+	Timeout      time.Duration
+}
+
+// Keys that proxies fetch are fetched anew after cacheTime, as with Istio, and retryTime after a fetch that failed.
+const (
+	cacheTime = 5 * time.Minute
+	retryTime = time.Second
+)
+
+// fetched returns where keys are fetched: before there is a token and again before they are too old, so that the last ones stay while
+// the server is away. A listener does not wait for them; while there are none, a token is one more reason to ask.
+func (r Remote) fetched() *jwtv3.JwtProvider_RemoteJwks {
+	return &jwtv3.JwtProvider_RemoteJwks{RemoteJwks: &jwtv3.RemoteJwks{
+		HttpUri: &corev3.HttpUri{
+			Uri: r.URL, HttpUpstreamType: &corev3.HttpUri_Cluster{Cluster: r.Cluster}, Timeout: durationpb.New(r.Timeout),
+		},
+		CacheDuration: durationpb.New(cacheTime),
+		AsyncFetch:    &jwtv3.JwksAsyncFetch{FastListener: true, FailedRefetchDuration: durationpb.New(retryTime)},
+	}}
 }
 
 // KeysOf returns the keys that a rule has itself; false if it has none. They must have passed pki.KeySet.
@@ -112,6 +139,9 @@ func provider(r Rule, routed bool) *jwtv3.JwtProvider {
 			SpaceDelimitedClaims: slices.Sorted(maps.Keys(spaces)),
 		},
 		ClearRouteCache: routed,
+	}
+	if r.Remote.URL != "" {
+		out.JwksSourceSpecifier = r.Remote.fetched()
 	}
 	for _, h := range r.Spec.GetFromHeaders() {
 		out.FromHeaders = append(out.FromHeaders, &jwtv3.JwtHeader{Name: h.GetName(), ValuePrefix: h.GetPrefix()})
