@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
 
@@ -22,12 +23,16 @@ func TestClosedListenersOfRoutersAreAccepted(t *testing.T) {
 			ServerNames: []string{"a.example"}, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
 			TLS: &networking.ServerTLSSettings{Mode: networking.ServerTLSSettings_SIMPLE, CredentialName: "none"}, Routes: "https",
 		}}},
+		{QUIC: true, TLS: true, Chains: []listener.GatewayChain{{Routes: "https"}}},
 		{UDP: true, Chains: []listener.GatewayChain{{TCP: listener.TCP{Cluster: "x"}}}},
 	} {
 		g.Name, g.Address, g.Port = string(rune('a'+i)), "127.0.0.1", 0
 		l := listener.ClosedGateway(g, listener.Env{Caps: ^mesh.Capability(0), Mesh: &meshv1.MeshConfig{AccessLogFile: "/no-such-folder/log"}})
-		if len(l.GetAccessLog()) > 0 || !g.UDP && (len(l.GetListenerFilters()) > 0 || len(l.GetFilterChains()) != 1 || l.GetFilterChains()[0].GetTransportSocket() != nil || l.GetFilterChains()[0].GetFilterChainMatch() != nil) {
+		if len(l.GetAccessLog()) > 0 || !g.UDP && !g.QUIC && (len(l.GetListenerFilters()) > 0 || len(l.GetFilterChains()) != 1 || l.GetFilterChains()[0].GetTransportSocket() != nil || l.GetFilterChains()[0].GetFilterChainMatch() != nil) {
 			t.Errorf("%v has more than one filter chain that closes", l)
+		}
+		if udp := l.GetAddress().GetSocketAddress().GetProtocol() == corev3.SocketAddress_UDP; udp != (g.UDP || g.QUIC) {
+			t.Errorf("%v is at an address of UDP: %v", l, udp)
 		}
 		b.StaticResources.Listeners = append(b.StaticResources.Listeners, l)
 	}

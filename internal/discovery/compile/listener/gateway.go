@@ -124,7 +124,7 @@ func (e Env) gatewayListener(g Gateway) *listenerv3.Listener {
 // ClosedGateway returns a listener that takes the place of a plan's where Envoy has refused that: it closes every connection, and has
 // nothing else that could be refused.
 func ClosedGateway(g Gateway, e Env) *listenerv3.Listener {
-	if g.UDP {
+	if g.UDP || g.QUIC {
 		g.Chains, g.Closed = []GatewayChain{{}}, true
 		return buildUDP(g, Env{Caps: e.Caps, Mesh: &meshv1.MeshConfig{}})
 	}
