@@ -7,6 +7,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // Discovery is an extension configuration that a filter in a patch's value takes from this control plane.
@@ -19,7 +21,18 @@ type Discovery struct {
 // maxPacked bounds how deep messages in google.protobuf.Any are looked into.
 const maxPacked = 16
 
-// discoveries returns the extension configurations that filters in a message take over ADS, however deep, each once.
+// fromHere reports whether a source of configuration is this control plane: over the stream of all types, or one of its own to the agent,
+// which passes it on. Envoy asks others by itself.
+func fromHere(s *corev3.ConfigSource) bool {
+	if s.GetAds() != nil {
+		return true
+	}
+	return slices.ContainsFunc(s.GetApiConfigSource().GetGrpcServices(), func(g *corev3.GrpcService) bool {
+		return g.GetEnvoyGrpc().GetClusterName() == mesh.XDSCluster
+	})
+}
+
+// discoveries returns the extension configurations that filters in a message take from this control plane, however deep, each once.
 func discoveries(m proto.Message) (out []Discovery) {
 	if m == nil {
 		return nil
@@ -55,7 +68,7 @@ func discoveriesIn(m protoreflect.Message, depth int, add func(Discovery)) {
 				})
 			}
 		default:
-			if s, ok := v.Message().Interface().(*corev3.ExtensionConfigSource); ok && s.GetConfigSource().GetAds() != nil {
+			if s, ok := v.Message().Interface().(*corev3.ExtensionConfigSource); ok && fromHere(s.GetConfigSource()) {
 				if named, ok := m.Interface().(interface{ GetName() string }); ok {
 					add(Discovery{Name: named.GetName(), Default: s.DefaultConfig != nil})
 				}
