@@ -24,6 +24,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
 	"github.com/pilothouse/pilothouse/internal/kube"
 	"github.com/pilothouse/pilothouse/internal/logline"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
@@ -155,6 +156,13 @@ func readOptions(v *settings.Values) discovery.Options {
 	}
 	o.Watchdog = v.Duration("watchdogTimeout")
 	o.Limits.Streams, o.Limits.StreamsPerSecond = v.Int("maxStreams"), v.Float("PILOT_MAX_REQUESTS_PER_SECOND")
+	for name, bit := range map[string]mesh.Capability{
+		"PILOT_ENABLE_MONGO_FILTER": mesh.MongoFilter, "PILOT_ENABLE_REDIS_FILTER": mesh.RedisFilter,
+	} {
+		if v.Bool(name) {
+			o.Compile.ProtocolFilters |= bit
+		}
+	}
 	o.Compile.TraceSampling = v.Float("PILOT_TRACE_SAMPLING")
 	o.Compile.NoSniffOutbound = !v.Bool("PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND")
 	o.Compile.NoSniffInbound = !v.Bool("PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND")

@@ -88,6 +88,9 @@ const (
 	Sessions
 	// QUIC: envoy.transport_sockets.quic.
 	QUIC
+	// MongoFilter: envoy.filters.network.mongo_proxy, and RedisFilter: envoy.filters.network.redis_proxy.
+	MongoFilter
+	RedisFilter
 )
 
 // Has reports whether all bits of x are set in c.
@@ -102,6 +105,8 @@ var extensionBits = map[string]Capability{
 	"envoy.filters.http.stateful_session":             Sessions,
 	"envoy.transport_sockets.quic":                    QUIC,
 	"envoy.filters.network.rbac":                      NetworkRBAC,
+	"envoy.filters.network.mongo_proxy":               MongoFilter,
+	"envoy.filters.network.redis_proxy":               RedisFilter,
 	"envoy.filters.http.jwt_authn":                    JWT,
 	"envoy.filters.http.ext_authz":                    ExtAuthz,
 	"envoy.filters.network.ext_authz":                 NetworkExtAuthz,

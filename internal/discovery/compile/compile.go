@@ -268,6 +268,8 @@ type Options struct {
 	// NoSniffOutbound and NoSniffInbound treat ports without a declared protocol as TCP
 	// (PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_OUTBOUND and …_INBOUND).
 	NoSniffOutbound, NoSniffInbound bool
+	// ProtocolFilters are those of mesh.MongoFilter and RedisFilter that are used (PILOT_ENABLE_MONGO_FILTER, PILOT_ENABLE_REDIS_FILTER).
+	ProtocolFilters mesh.Capability
 	// TraceSampling is the share of requests that are traced where neither a Telemetry nor the node says it, in percent (PILOT_TRACE_SAMPLING).
 	TraceSampling float64
 	// WholeRoutes sends route configurations with all their virtual hosts to every proxy

@@ -44,11 +44,14 @@ func TestGolden(t *testing.T) {
 		remote := jwks.Discovery
 		if len(options) == 2 && options[0] == "remote-keys" {
 			remote = jwks.ParseMode(options[1])
+		var protocols mesh.Capability
+		if slices.Contains(options, "protocol-filters") {
+			protocols = mesh.MongoFilter | mesh.RedisFilter
 		}
 		w := newWorldWith(compile.Options{
 			RemoteKeys:      remote,
 			NoSniffOutbound: slices.Contains(options, "no-sniff-outbound"), NoSniffInbound: slices.Contains(options, "no-sniff-inbound"),
-			WholeRoutes: slices.Contains(options, "whole-routes"), HTTP3: slices.Contains(options, "http3"), TraceSampling: 1,
+			WholeRoutes: slices.Contains(options, "whole-routes"), HTTP3: slices.Contains(options, "http3"), TraceSampling: 1, ProtocolFilters: protocols,
 		})
 		m, verdicts := config.MeshConfig(header(input, "mesh"))
 		if len(verdicts) > 0 {

@@ -148,7 +148,7 @@ func (c *Compiler) routerInbound(k Key) (Inbound, bool) {
 func (c *Compiler) inboundEnv(r *incr.Reader, k Key) listener.Env {
 	caps, keys := k.Scope.Value().Caps, k.Workload.Value().Telemetry
 	env := listener.Env{
-		Caps: caps, Mesh: c.model.Mesh(r),
+		Caps: caps, Mesh: c.model.Mesh(r), Protocols: c.opts.ProtocolFilters,
 		Logs: c.accessLogs(r, keys, telemetry.WorkloadMode_SERVER), Metrics: c.metrics(r, keys, telemetry.WorkloadMode_SERVER),
 		Tracing: c.tracing(r, keys, k.Workload.Value().Service, k.Workload.Value().Tracing, telemetry.WorkloadMode_SERVER),
 	}

@@ -269,7 +269,7 @@ func (c *Compiler) outbound(r *incr.Reader, k scopeName) *merged {
 
 // listener returns one outbound listener of a scope.
 func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
-	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: c.model.Mesh(r), Logs: c.clientLogs(r, k.Scope), Metrics: c.clientMetrics(r, k.Scope), Tracing: c.clientTracing(r, k.Scope)}
+	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: c.model.Mesh(r), Protocols: c.opts.ProtocolFilters, Logs: c.clientLogs(r, k.Scope), Metrics: c.clientMetrics(r, k.Scope), Tracing: c.clientTracing(r, k.Scope)}
 	if c.opts.NoSniffOutbound {
 		env.Caps &^= mesh.HTTPInspector
 	}
@@ -302,6 +302,12 @@ func (c *Compiler) tcp(r *incr.Reader, s mesh.ScopeID, name string) listener.TCP
 		p := c.policyOf(r, c.model.DestinationRule(r, s, n.Host), n.Subset, n.Port)
 		tcp := p.GetConnectionPool().GetTcp()
 		t.IdleTimeout, t.MaxDuration = tcp.GetIdleTimeout(), tcp.GetMaxConnectionDuration()
+		if c.opts.ProtocolFilters != 0 {
+			if svc := c.model.Service(r, s, n.Host); svc != nil {
+				port, _ := svc.PortOf(n.Port)
+				t.Protocol = port.Protocol
+			}
+		}
 		if tunnel := p.GetTunnel(); tunnel != nil {
 			host := tunnel.TargetHost
 			if strings.Contains(host, ":") {

@@ -23,6 +23,7 @@ var passiveNetwork = map[protoreflect.FullName]bool{
 	"envoy.extensions.filters.network.sni_cluster.v3.SniCluster":  true,
 	"envoy.extensions.filters.network.mongo_proxy.v3.MongoProxy":  true,
 	"envoy.extensions.filters.network.mysql_proxy.v3.MySQLProxy":  true,
+	"envoy.extensions.filters.network.redis_proxy.v3.RedisProxy":  true,
 	"envoy.tcp.metadataexchange.config.MetadataExchange":          true,
 }
 
@@ -30,6 +31,8 @@ var passiveNetwork = map[protoreflect.FullName]bool{
 var terminal = map[protoreflect.FullName]bool{
 	"envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy": true,
 	"envoy.extensions.filters.network.echo.v3.Echo":          true,
+
+	"envoy.extensions.filters.network.redis_proxy.v3.RedisProxy": true,
 }
 
 // seen is what the listener filters have found of a connection.

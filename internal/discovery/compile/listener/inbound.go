@@ -230,8 +230,8 @@ func (e Env) inboundChain(in Inbound, p InboundPort, c chain) *listenerv3.Filter
 		out.Filters = []*listenerv3.Filter{e.inboundHTTP(prefix, p, in.Authorization.HTTP, c.ends == endsMesh)}
 	} else {
 		t := p.TCP
-		t.Cluster = p.Cluster
-		out.Filters = append(slices.Clone(in.Authorization.TCP), e.tcpProxy(prefix, t, p.side(c.ends == endsMesh, false)))
+		t.Cluster, t.Protocol = p.Cluster, p.Protocol
+		out.Filters = slices.Concat(in.Authorization.TCP, e.tcpFilters(prefix, t, p.side(c.ends == endsMesh, false)))
 	}
 	switch c.ends {
 	case endsOwn:

@@ -9,6 +9,7 @@ package listener
 import (
 	"slices"
 	"strings"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
@@ -16,6 +17,8 @@ import (
 	originaldstv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_dst/v3"
 	originalsrcv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/original_src/v3"
 	tlsinspectorv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/tls_inspector/v3"
+	mongoproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/mongo_proxy/v3"
+	redisproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/redis_proxy/v3"
 	snidynamicv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/sni_dynamic_forward_proxy/v3"
 	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
@@ -37,6 +40,8 @@ type Env struct {
 	Metrics Metrics
 	// Tracing is that of HTTP; nil for none.
 	Tracing *Tracing
+	// Protocols are those of mesh.MongoFilter and RedisFilter that are used.
+	Protocols mesh.Capability
 }
 
 // The application protocols that filter chains match [control-plane C5]: those that the client offers,
@@ -157,6 +162,8 @@ func onPorts(ports []uint32) *listenerv3.ListenerFilterChainMatchPredicate {
 // TCP has the settings of a TCP proxy.
 type TCP struct {
 	Cluster string
+	// Protocol is what is declared of the port.
+	Protocol mesh.Protocol
 	// Weighted are used instead of Cluster if there are any, with Prefix in statistics.
 	Weighted []WeightedCluster
 	Prefix   string
@@ -217,6 +224,11 @@ func (e Env) tcpProxy(statPrefix string, t TCP, s side) *listenerv3.Filter {
 // tcpFilters returns the filters that forward connections: the TCP proxy, after the filter that resolves their server name if the cluster
 // needs that. The cluster has the same cache, and so connects to no other address than the filter has found.
 func (e Env) tcpFilters(statPrefix string, t TCP, s side) []*listenerv3.Filter {
+	if f := e.protocolFilter(statPrefix, t); f != nil && t.Protocol == mesh.Redis {
+		return []*listenerv3.Filter{f}
+	} else if f != nil {
+		return []*listenerv3.Filter{f, e.tcpProxy(statPrefix, t, s)}
+	}
 	proxy := e.tcpProxy(statPrefix, t, s)
 	if t.Dynamic == nil {
 		return []*listenerv3.Filter{proxy}
@@ -225,6 +237,27 @@ func (e Env) tcpFilters(statPrefix string, t TCP, s side) []*listenerv3.Filter {
 		DnsCacheConfig: t.Dynamic.Cache(e.Caps), PortSpecifier: &snidynamicv3.FilterConfig_PortValue{PortValue: t.Dynamic.Port},
 	}), proxy}
 }
+
+// protocolFilter returns the filter that knows the protocol of connections to one cluster; nil if there is none, or none is wanted. That of
+// Redis forwards the commands itself. [control-plane 1.2.23]
+func (e Env) protocolFilter(statPrefix string, t TCP) *listenerv3.Filter {
+	uses := func(p mesh.Protocol, c mesh.Capability) bool {
+		return t.Protocol == p && e.Protocols.Has(c) && e.Caps.Has(c) && len(t.Weighted) == 0 && t.Dynamic == nil && t.TunnelTo == ""
+	}
+	switch {
+	case uses(mesh.Mongo, mesh.MongoFilter):
+		return networkFilter("envoy.filters.network.mongo_proxy", &mongoproxyv3.MongoProxy{StatPrefix: statPrefix})
+	case uses(mesh.Redis, mesh.RedisFilter):
+		return networkFilter("envoy.filters.network.redis_proxy", &redisproxyv3.RedisProxy{
+			StatPrefix: statPrefix, LatencyInMicros: true, Settings: &redisproxyv3.RedisProxy_ConnPoolSettings{OpTimeout: durationpb.New(redisTimeout)},
+			PrefixRoutes: &redisproxyv3.RedisProxy_PrefixRoutes{CatchAllRoute: &redisproxyv3.RedisProxy_PrefixRoutes_Route{Cluster: t.Cluster}},
+		})
+	}
+	return nil
+}
+
+// redisTimeout is how long a command of Redis may take.
+const redisTimeout = 5 * time.Second
 
 func (e Env) blackhole(name string, port uint32) *listenerv3.FilterChain {
 	quiet := Env{Mesh: &meshv1.MeshConfig{}}
