@@ -15,12 +15,12 @@ func TestExtensions(t *testing.T) {
 		e.c.Apply(t, e.shop, fmt.Sprintf("apiVersion: extensions.istio.io/v1alpha1\nkind: %s\nmetadata: {name: %s}\nspec: %s\n", kind, name, spec))
 	}
 	const sum = "1ef0c9a92b0420cf25f7fe5d481b231464bc88f486ca3b9c83ed5cc21d2f6210"
-	object("WasmPlugin", "guard", "{phase: AUTHZ, url: 'a@sha256:"+strings.Repeat("0", 64)+"', sha256: "+sum+"}")
+	object("WasmPlugin", "wrong", "{phase: STATS, url: 'a@sha256:"+strings.Repeat("0", 64)+"', sha256: "+sum+"}")
 	object("WasmPlugin", "counts", "{phase: STATS, url: a, imagePullSecret: s}")
 	object("TrafficExtension", "script", "{phase: AUTHN, lua: {inlineCode: 'function envoy_on_request(h) end'}}")
 	const invalid, warned = "spec.sha256: is " + sum, "spec.imagePullSecret: not applied: modules are fetched without credentials"
 	for _, tt := range []struct{ kind, resource, name, log, status string }{
-		{"WasmPlugin", "wasmplugins", "guard", invalid, "False Rejected generation 1 is rejected; no version of the object is in force | False ErrorsFound " + invalid},
+		{"WasmPlugin", "wasmplugins", "wrong", invalid, "False Rejected generation 1 is rejected; no version of the object is in force | False ErrorsFound " + invalid},
 		{"WasmPlugin", "wasmplugins", "counts", warned, "True NotUsed 0/0 proxies up to date to latest generation 1 | False WarningsFound " + warned},
 		{"TrafficExtension", "trafficextensions", "script", "", "True NotUsed 0/0 proxies up to date to latest generation 1 | True NothingFound"},
 	} {
