@@ -44,6 +44,7 @@ func TestGolden(t *testing.T) {
 		remote := jwks.Discovery
 		if len(options) == 2 && options[0] == "remote-keys" {
 			remote = jwks.ParseMode(options[1])
+		}
 		var protocols mesh.Capability
 		if slices.Contains(options, "protocol-filters") {
 			protocols = mesh.MongoFilter | mesh.RedisFilter
