@@ -94,14 +94,18 @@ func parse(args []string, stderr io.Writer) (v invocation, err error) {
 	return v, err
 }
 
+// clientMemory is from how many bytes on the clients collect more often.
+const clientMemory = 6 << 30
+
 // command is main without the process.
 func command(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	v, err := parse(args, stderr)
 	if err != nil {
 		return err
 	}
-	// The clients' garbage is not what is measured.
+	// The clients' garbage is not what is measured, as long as there is room for it and for the servers.
 	debug.SetGCPercent(400)
+	debug.SetMemoryLimit(clientMemory)
 	if v.matrix != nil {
 		return runMatrix(ctx, args, v.matrix, stdout, stderr)
 	}
