@@ -290,11 +290,26 @@ func (a *index) host(field, host string) *service {
 		}
 	}
 	text := fmt.Sprintf("no Service or ServiceEntry has the host %q", full)
-	if near := nearest(full, maps.Keys(a.services)); near != "" {
+	if near := cmp.Or(nearest(full, maps.Keys(a.services)), a.elsewhere(full)); near != "" {
 		text += fmt.Sprintf("; did you mean %q?", near)
 	}
 	a.warn(field, "%s", text)
 	return nil
+}
+
+// elsewhere is the host of a Service of the same name in another namespace, the first by name; "" if there is none.
+func (a *index) elsewhere(host string) (first string) {
+	name, _, ok := strings.Cut(host, ".")
+	suffix := ".svc." + a.o.Domain
+	if !ok || !strings.HasSuffix(host, suffix) {
+		return ""
+	}
+	for known := range a.services {
+		if strings.HasPrefix(known, name+".") && strings.HasSuffix(known, suffix) && (first == "" || known < first) {
+			first = known
+		}
+	}
+	return first
 }
 
 // resolvedByProxies reports whether proxies resolve the names of a host, by a ServiceEntry with resolution DYNAMIC_DNS.

@@ -186,6 +186,8 @@ func TestReferencesToNothing(t *testing.T) {
 	for _, tc := range []struct{ kind, spec, want string }{
 		{"VirtualService", `{hosts: [web], http: [{route: [{destination: {host: wep}}]}]}`,
 			`x: spec.http[0].route[0].destination.host: no Service or ServiceEntry has the host "wep.shop.svc.cluster.local"; did you mean "web.shop.svc.cluster.local"?`},
+		{"VirtualService", `{hosts: [web], http: [{route: [{destination: {host: web.payments.svc.cluster.local}}]}]}`,
+			`x: spec.http[0].route[0].destination.host: no Service or ServiceEntry has the host "web.payments.svc.cluster.local"; did you mean "web.shop.svc.cluster.local"?`},
 		{"VirtualService", `{hosts: [web], http: [{route: [{destination: {host: web, subset: v2}}]}]}`,
 			`x: spec.http[0].route[0].destination.subset: no DestinationRule for web has the subset "v2": want v1`},
 		{"VirtualService", `{hosts: [web], http: [{route: [{destination: {host: api.example.org, subset: v2}}]}]}`,
