@@ -281,6 +281,17 @@ func TestVMJoinsUnderSystemd(t *testing.T) {
 	}
 	v.boot(t)
 	v.ready(t)
+	// A power cut ends no connection: those that the Pod's Envoy has had end when it uses them, with status 503. Each of its workers has its own.
+	if err := meshup.Await(t.Context(), time.Minute, "requests on new connections", func(ctx context.Context) error {
+		for range 40 {
+			if _, err := meshup.Post(ctx, meshup.Client(v.m.Pod("web-1.vm").Net, 0), "http://legacy/", nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
 	v.bothWays(t)
 
 	v.run(t, "", "pilot-agent", "leave")
