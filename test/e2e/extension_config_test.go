@@ -89,17 +89,9 @@ func TestAScriptThatMovesAlone(t *testing.T) {
 	adds := func(value string) string {
 		return fmt.Sprintf(`function envoy_on_response(h) h:headers():add("x-lua", "%s") end`, value)
 	}
-	versions := regexp.MustCompile(`"version_info": "[^"]*"`)
 	listeners := func() []string {
 		t.Helper()
-		var dump []byte
-		wait.NoError(t, "Envoy's listeners", func() (err error) {
-			dump, err = m.Pod("server-1.tokens").Admin(t.Context(), "/config_dump?resource=dynamic_listeners")
-			return err
-		})
-		list := versions.FindAllString(string(dump), -1)
-		slices.Sort(list)
-		return list
+		return listenerVersions(t, m.Pod("server-1.tokens"))
 	}
 	script("default_source_code", adds("1"))
 	put(t, config, "filter.yaml", scriptAlone)
@@ -129,4 +121,19 @@ func TestAScriptThatMovesAlone(t *testing.T) {
 	if after := listeners(); len(before) == 0 || !slices.Equal(before, after) {
 		t.Errorf("the listeners have the versions %v, before %v", after, before)
 	}
+}
+
+var versionInfo = regexp.MustCompile(`"version_info": "[^"]*"`)
+
+// listenerVersions are the versions of the listeners that a Pod's Envoy has been sent, sorted.
+func listenerVersions(t *testing.T, p *meshup.Pod) []string {
+	t.Helper()
+	var dump []byte
+	wait.NoError(t, "Envoy's listeners", func() (err error) {
+		dump, err = p.Admin(t.Context(), "/config_dump?resource=dynamic_listeners")
+		return err
+	})
+	list := versionInfo.FindAllString(string(dump), -1)
+	slices.Sort(list)
+	return list
 }

@@ -133,20 +133,7 @@ func wayByService(list []span) error {
 // TestTracesOfSkyWalking has the segments of a request's way be one trace at a collector of SkyWalking.
 func TestTracesOfSkyWalking(t *testing.T) {
 	x := startTracing(t, "    - {name: sky, skywalking: {service: collector.tokens.svc.cluster.local, port: 4317, accessToken: key}}\n", func(*meshup.Options) {})
-	l, err := x.Pod("outside-1.tokens").Net.Listen("tcp", ":4317")
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	server.RegisterService(&segments, &x.spans)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	t.Cleanup(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	x.collect(t, &segments)
 	x.put(t, "[{providers: [{name: sky}], randomSamplingPercentage: 100, customTags: {lit: {literal: {value: a}}}}]")
 	x.awaitChain(t, "all proxies send segments", nil, func(h http.Header) string {
 		parts := strings.Split(h.Get("Sw8"), "-")

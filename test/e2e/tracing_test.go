@@ -395,17 +395,15 @@ func TestTracesOfZipkin(t *testing.T) {
 	})
 }
 
-// TestTracesOfOpenTelemetry has the spans of a request's way be one trace at a collector of OpenTelemetry, by HTTP and by gRPC, each with
-// the name of its proxy's service.
-func TestTracesOfOpenTelemetry(t *testing.T) {
-	const at = "opentelemetry: {service: collector.tokens.svc.cluster.local, port: "
-	x := startTracing(t, "    - {name: http, "+at+"9411, http: {path: /v1/traces, headers: [{name: x-key, value: k}]}}}\n    - {name: grpc, "+at+"4317}}\n", func(*meshup.Options) {})
+// collect serves a gRPC service, which is given the spans, at port 4317 of the Pod outside.
+func (x *tracing) collect(t *testing.T, service *grpc.ServiceDesc) {
+	t.Helper()
 	l, err := x.Pod("outside-1.tokens").Net.Listen("tcp", ":4317")
 	if err != nil {
 		t.Fatal(err)
 	}
 	server := grpc.NewServer()
-	server.RegisterService(&traceService, &x.spans)
+	server.RegisterService(service, &x.spans)
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(l) }()
 	t.Cleanup(func() {
@@ -414,6 +412,14 @@ func TestTracesOfOpenTelemetry(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestTracesOfOpenTelemetry has the spans of a request's way be one trace at a collector of OpenTelemetry, by HTTP and by gRPC, each with
+// the name of its proxy's service.
+func TestTracesOfOpenTelemetry(t *testing.T) {
+	const at = "opentelemetry: {service: collector.tokens.svc.cluster.local, port: "
+	x := startTracing(t, "    - {name: http, "+at+"9411, http: {path: /v1/traces, headers: [{name: x-key, value: k}]}}}\n    - {name: grpc, "+at+"4317}}\n", func(*meshup.Options) {})
+	x.collect(t, &traceService)
 	for _, provider := range []string{"http", "grpc"} {
 		x.put(t, "[{providers: [{name: "+provider+"}], randomSamplingPercentage: 100, customTags: {by: {literal: {value: "+provider+"}}}}]")
 		x.awaitChain(t, "all proxies send spans by "+provider, nil, func(h http.Header) string {

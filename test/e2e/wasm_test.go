@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -18,7 +17,6 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 	"github.com/pilothouse/pilothouse/test/envoytest"
-	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 const wasmPlugin = `
@@ -76,17 +74,9 @@ func TestWasmPlugins(t *testing.T) {
 			return err
 		})
 	}
-	versions := regexp.MustCompile(`"version_info": "[^"]*"`)
 	listeners := func() []string {
 		t.Helper()
-		var dump []byte
-		wait.NoError(t, "Envoy's listeners", func() (err error) {
-			dump, err = m.Pod("server-1.tokens").Admin(t.Context(), "/config_dump?resource=dynamic_listeners")
-			return err
-		})
-		list := versions.FindAllString(string(dump), -1)
-		slices.Sort(list)
-		return list
+		return listenerVersions(t, m.Pod("server-1.tokens"))
 	}
 	answers(http.StatusOK)
 	plugin("guard", "AUTHZ", "FAIL_CLOSE", good, "1")
