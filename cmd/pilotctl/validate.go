@@ -61,7 +61,7 @@ the command line is invalid. Warnings do not change it, unless --strict is given
 			if o.annotations != "" && f.output != "table" {
 				return misuse{fmt.Errorf("--annotations=%s and -o %s: want one of them", o.annotations, f.output)}
 			}
-			r := &validation{seen: map[object.Key]object.Origin{}, lines: map[string]func(int, string) int{}}
+			r := &validation{seen: map[object.Key]object.Origin{}, lines: map[string]func(object.Key, int, string) int{}}
 			for _, path := range o.files {
 				r.path(path, c.InOrStdin())
 			}
@@ -106,7 +106,7 @@ type validation struct {
 	all            []*object.Object
 	texts          []podplan.File
 	// lines finds the lines of fields, by file.
-	lines map[string]func(object int, field string) int
+	lines map[string]func(k object.Key, line int, field string) int
 }
 
 // addReferences adds the references of the objects that lead nowhere.
@@ -131,7 +131,7 @@ func (r *validation) addReferences() {
 	}
 	for _, p := range analyze.References(r.all, o) {
 		if lines := r.lines[p.Origin.File]; lines != nil {
-			p.Origin.Line = lines(p.Origin.Line, p.Field)
+			p.Origin.Line = lines(p.Key, p.Origin.Line, p.Field)
 		}
 		r.problems = append(r.problems, p)
 	}

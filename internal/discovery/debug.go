@@ -541,20 +541,21 @@ func (s *Server) problemEntries() (out []objectEntry, keys []object.Key) {
 	for _, text := range snap.saved {
 		out = append(out, objectEntry{Origin: s.loop.kept.path, Severity: object.Warning.String(), Text: text})
 	}
+	var all []object.Problem
 	for _, p := range snap.problems {
-		e := objectEntry{Origin: p.Origin.String(), Severity: p.Severity.String(), Field: p.Field, Text: p.Text, Meanwhile: p.meanwhile}
+		all = append(all, p.Problem)
+	}
+	all = append(append(all, s.references()...), s.gatewayProblems()...)
+	s.places.place(all)
+	for i, p := range all {
+		e := objectEntry{Origin: p.Origin.String(), Severity: p.Severity.String(), Field: p.Field, Text: p.Text}
 		if p.Key.Kind != "" {
 			e.Object = p.Key.String()
 		}
+		if i < len(snap.problems) {
+			e.Meanwhile = snap.problems[i].meanwhile
+		}
 		out, keys = append(out, e), append(keys, p.Key)
-	}
-	for _, p := range s.references() {
-		out = append(out, objectEntry{Object: p.Key.String(), Origin: p.Origin.String(), Severity: p.Severity.String(), Field: p.Field, Text: p.Text})
-		keys = append(keys, p.Key)
-	}
-	for _, p := range s.gatewayProblems() {
-		out = append(out, objectEntry{Object: p.Key.String(), Origin: p.Origin.String(), Severity: p.Severity.String(), Field: p.Field, Text: p.Text})
-		keys = append(keys, p.Key)
 	}
 	return out, keys
 }

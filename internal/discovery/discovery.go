@@ -68,6 +68,7 @@ type Server struct {
 	hub              *ui.Hub
 	traffic          *traffic.Asker // nil without a source of metrics
 	metrics          *prometheus.Registry
+	places           fieldLines
 	started          time.Time
 	done             run.Cleanups
 	stopping         atomic.Bool

@@ -184,7 +184,7 @@ func TestUpTellsWhatIsWrong(t *testing.T) {
 
 	routing, pods := filepath.Join(dir, "routing.yaml"), filepath.Join(dir, "more.yaml")
 	editFile(t, routing, "host: greeter, subset: v1", "host: greeter, subset: v9")
-	told("the subset that does not exist", "warning: "+routing+":15: VirtualService hello/greeter: spec.http[0].route[0].destination.subset: no DestinationRule for greeter has the subset \"v9\"")
+	told("the subset that does not exist", "warning: "+routing+":24: VirtualService hello/greeter: spec.http[0].route[0].destination.subset: no DestinationRule for greeter has the subset \"v9\"")
 	told("what the edit changed", `configuration changed	generation=`)
 	editFile(t, routing, "subset: v9", "subset: v1")
 	told("that nothing is wrong any more", "no object has a problem any more")

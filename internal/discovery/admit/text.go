@@ -50,13 +50,18 @@ func Documents(file string, text []byte) Text {
 }
 
 // Lines returns the lines of fields in the text of a file: that of a field of the object that begins at a line, or of the
-// closest one around it that is in the text.
-func Lines(file string, text []byte) func(object int, field string) int {
+// closest one around it that is in the text. If no object of this name begins there, it is the line itself.
+func Lines(file string, text []byte) func(k object.Key, line int, field string) int {
 	lines := places{}
 	for _, d := range yamltree.Parse(text, path.Ext(file) == ".json") {
 		lines.add(d.Root)
 	}
-	return lines.of
+	return func(k object.Key, line int, field string) int {
+		if lines[line].Get("metadata").Get("name").Str() != k.Name {
+			return line
+		}
+		return lines.of(line, field)
+	}
 }
 
 // places are the objects of a text by their lines; empty where several begin in one line.

@@ -218,8 +218,7 @@ func (m *maker) addRouter(namespace, name string, labels map[string]string, port
 		p.service.Ports = append(p.service.Ports, ServicePort{Number: port, Target: fmt.Sprint(port)})
 		list = append(list, map[string]any{"name": fmt.Sprintf("port-%d", port), "port": port, "targetPort": port})
 	}
-	p.d = &document{}
-	p.object = map[string]any{
+	p.added = map[string]any{
 		"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"name": name, "namespace": namespace, "labels": labels},
 		"spec": map[string]any{"selector": labels, "ports": list},
 	}

@@ -2,8 +2,8 @@
 //
 // [Make] does what in a cluster the controllers, the scheduler and the injector do: Deployments, StatefulSets, DaemonSets,
 // ReplicaSets and Jobs become Pods, Pods and Services get addresses, and Pods get proxies. It returns the Pods, and
-// the files that pilot-discovery is to read: those of the directory, in which each object is on the line that it had, and one
-// with the Pods. The package is pure; the same directory gives the same Pods with the same addresses, and an address
+// the files that pilot-discovery is to read: those of the directory, in which each object and field is on the line that it had
+// and the Pods are on that of their workload, and one with what has no place there. The package is pure; the same directory gives the same Pods with the same addresses, and an address
 // that was given out stays while its owner does. What a workload asks for that has no effect here is a note, one for each object.
 package podplan
 
@@ -29,7 +29,7 @@ type File struct {
 	Text []byte
 }
 
-// GeneratedFile is the name of the file that has the Pods, and the objects that were added.
+// GeneratedFile is the name of the file that has what was added, such as routers, and the Pods of workloads that are written in JSON or in a list.
 const GeneratedFile = "zz-pods-of-this-machine.json"
 
 // The default ranges of addresses.
@@ -55,14 +55,15 @@ type Plan struct {
 	// Pods are in the order of the files' names and of the objects in them.
 	Pods     []Pod
 	Services []Service
-	// Files are what pilot-discovery is to read.
-	Files []File
 	// Notes say what of the workloads has no effect here.
 	Notes []Note
 	// addresses were given out, by "Pod namespace/name" and "Service namespace/name".
 	addresses map[string]netip.Addr
 	// added are the Services that were added.
 	added []map[string]any
+	// files and docs are the files of the directory with their documents.
+	files []File
+	docs  [][]*document
 	// gateways say which protocols the ports of routers speak.
 	gateways []gateway
 }
@@ -117,6 +118,10 @@ type Pod struct {
 	Line int
 	// written is set if the directory has the Pod with its address.
 	written bool
+	// doc is the document that it was made of, in whose place it stands; nil if it stands in GeneratedFile. kept is set if that document cannot be read
+	// now: the Pod is at the end of its file.
+	doc  *document
+	kept bool
 }
 
 // Key is "name.namespace", the name of the proxy in pilot-discovery.
@@ -246,25 +251,25 @@ func Make(files []File, o Options) (*Plan, error) {
 	}
 	m.declarePorts()
 	m.plan.gateways = m.gateways
-	for i, f := range files {
-		m.plan.Files = append(m.plan.Files, File{Name: f.Name, Text: rewritten(f, docs[i])})
-	}
+	m.plan.files, m.plan.docs = files, docs
 	for _, s := range m.services {
-		if s.file == "" {
-			m.plan.added = append(m.plan.added, s.d.changed)
+		if s.added != nil {
+			m.plan.added = append(m.plan.added, s.added)
 		}
 	}
-	m.plan.Files = append(m.plan.Files, File{Name: GeneratedFile, Text: m.plan.Generated(nil)})
 	return m.plan, nil
 }
 
 // document is one document of a file, and what is to stand in its place.
 type document struct {
 	chunk yamltree.Chunk
-	// dropped is set if its Pod stands in the generated file instead.
+	// root is the object, and line its first line; nil if the document cannot be parsed.
+	root *yamltree.Tree
+	line int
+	// dropped is set if Pods stand in its place.
 	dropped bool
 	// changed is the object with an address, nil if the document stays as it is.
-	changed map[string]any
+	changed *yamltree.Tree
 }
 
 // read reads the objects of a file.
@@ -298,6 +303,8 @@ func (m *maker) readObject(file string, parsed yamltree.Document, d *document) {
 	}
 	if strings.HasSuffix(file, ".json") {
 		d = nil // it may have several objects
+	} else {
+		d.root, d.line = parsed.Root, parsed.Line
 	}
 	m.readOne(file, parsed.Line, parsed.Root, d)
 }
@@ -452,6 +459,7 @@ func (m *maker) keepUnread() {
 		if m.unread[p.File] && !m.seen[key] {
 			m.seen[key] = true
 			m.plan.addresses[key] = p.IP
+			p.kept = p.doc != nil
 			m.plan.Pods = append(m.plan.Pods, p)
 		}
 	}

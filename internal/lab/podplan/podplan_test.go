@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/lab/podplan"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
@@ -116,11 +117,15 @@ func TestPodsOfWorkloads(t *testing.T) {
 	}
 }
 
-// What pilot-discovery reads has each object on its line, and no workload.
+// What pilot-discovery reads has each object and field on its line, and the Pods of a workload on that of the workload.
 func TestLinesStay(t *testing.T) {
 	p := plan(t, nil, file("shop.yaml", workloads))
-	text := string(p.Files[0].Text)
-	for _, want := range []string{`"clusterIP":"10.96.`, "kind: ConfigMap", "clusterIP: None"} {
+	files := p.Files(nil)
+	if len(files) != 1 {
+		t.Fatalf("%d files: want one, since nothing was added", len(files))
+	}
+	text := string(files[0].Text)
+	for _, want := range []string{`"clusterIP": "10.96.`, "kind: ConfigMap", "clusterIP: None"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is missing in\n%s", want, text)
 		}
@@ -129,17 +134,29 @@ func TestLinesStay(t *testing.T) {
 		t.Errorf("a workload is left:\n%s", text)
 	}
 	line := func(text, of string) int { return strings.Count(text[:strings.Index(text, of)], "\n") }
-	for _, of := range []string{"clusterIP: None", "kind: ConfigMap"} {
-		if line(text, of) != line(workloads, of) {
-			t.Errorf("%q is on line %d, was on line %d", of, line(text, of), line(workloads, of))
+	for of, was := range map[string]string{
+		"clusterIP: None": "clusterIP: None", "kind: ConfigMap": "kind: ConfigMap", `"tcp-web"`: "tcp-web", `"name":"web-1"`: "apiVersion: apps/v1\nkind: Deployment", `"name":"db-0"`: "apiVersion: apps/v1\nkind: StatefulSet",
+	} {
+		if line(text, of) != line(workloads, was) {
+			t.Errorf("%q is on line %d, want %d, that of %q, in\n%s", of, line(text, of), line(workloads, was), was, text)
 		}
 	}
-	if name := p.Files[1].Name; name != podplan.GeneratedFile {
-		t.Errorf("the last file is %s", name)
-	}
-	ready, not := p.Generated(nil), p.Generated(map[string]bool{"web-1.shop": true})
-	if bytes.Contains(ready, []byte(`"False"`)) || bytes.Count(not, []byte(`"False"`)) != 1 {
+	not := p.Files(map[string]bool{"web-1.shop": true})[0].Text
+	if strings.Contains(text, `"False"`) || bytes.Count(not, []byte(`"False"`)) != 1 {
 		t.Errorf("one Pod is not ready:\n%s", not)
+	}
+	decoded := decode.Documents("shop.yaml", files[0].Text)
+	if len(decoded.Problems) > 0 || len(decoded.Objects) != 7 {
+		t.Errorf("%d objects, %v", len(decoded.Objects), decoded.Problems)
+	}
+}
+
+// Pods of workloads in JSON or in a list have no line of their own.
+func TestPodsWithoutAPlaceAreGenerated(t *testing.T) {
+	p := plan(t, nil, file("shop.json", `{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": {"template": {"spec": {"containers": [{"name": "c", "image": "x"}]}}}}`))
+	files := p.Files(nil)
+	if len(files) != 2 || files[1].Name != podplan.GeneratedFile || !bytes.Contains(files[1].Text, []byte(`"web-1"`)) {
+		t.Errorf("%q", files)
 	}
 }
 
@@ -225,6 +242,10 @@ func TestPodsOfBrokenFilesStay(t *testing.T) {
 	if len(broken.Pods) != 4 || broken.Pods[0].Namespace != "shop" {
 		t.Errorf("%+v", broken.Pods)
 	}
+	text := broken.Files(nil)[1].Text
+	if got := decode.Documents("shop.yaml", text); len(got.Objects) != 4 {
+		t.Errorf("%d objects, want the 4 Pods behind what cannot be read:\n%s", len(got.Objects), text)
+	}
 }
 
 func TestTheSamplesHavePods(t *testing.T) {
@@ -252,8 +273,11 @@ func FuzzMake(f *testing.F) {
 	f.Add("kind: List\nitems: [{kind: Service, metadata: {name: a}}, {kind: Pod}]")
 	f.Fuzz(func(t *testing.T, text string) {
 		p, err := podplan.Make([]podplan.File{file("f.yaml", text), file("f.json", text)}, podplan.Options{})
-		if err == nil && len(p.Files) != 3 {
-			t.Errorf("%d files", len(p.Files))
+		if err != nil {
+			return
+		}
+		if files := p.Files(nil); len(files) < 2 {
+			t.Errorf("%d files", len(files))
 		}
 	})
 }

@@ -4,7 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
+
+	"github.com/pilothouse/pilothouse/internal/yamltree"
 )
 
 // serviceBody is the part of a Service that is read.
@@ -27,9 +30,10 @@ type serviceBody struct {
 type pendingService struct {
 	source
 	service Service
-	// d is where its address is to be written, and object what is written; nil if it has one or wants none.
-	d      *document
-	object map[string]any
+	// d is where its address is to be written; nil if it has one or wants none, and if the Service was added.
+	d *document
+	// added is the object if it was added.
+	added map[string]any
 }
 
 func (m *maker) readService(s source, text []byte, d *document) error {
@@ -57,9 +61,6 @@ func (m *maker) readService(s source, text []byte, d *document) error {
 		m.note(s, "it gets no address in a list or in JSON: write it in a YAML document of its own, or give it a spec.clusterIP")
 	default:
 		p.d = d
-		if err := json.Unmarshal(text, &p.object); err != nil {
-			return err
-		}
 	}
 	m.services = append(m.services, p)
 	return nil
@@ -89,19 +90,17 @@ func target(raw json.RawMessage, port uint16) string {
 func (m *maker) addressServices() error {
 	for _, p := range m.services {
 		key := p.owner()
-		if p.d != nil {
+		if p.d != nil || p.added != nil {
 			ip, err := m.address(key, m.o.Services)
 			if err != nil {
 				return err
 			}
 			p.service.ClusterIP = ip
-			spec, _ := p.object["spec"].(map[string]any)
-			if spec == nil {
-				spec = map[string]any{}
-				p.object["spec"] = spec
+			if spec, ok := p.added["spec"].(map[string]any); ok {
+				spec["clusterIP"] = ip.String()
+			} else {
+				p.d.changed = withAddress(p.d.root, ip)
 			}
-			spec["clusterIP"] = ip.String()
-			p.d.changed = p.object
 		}
 		if p.service.ClusterIP.IsValid() {
 			m.plan.addresses[key] = p.service.ClusterIP
@@ -109,6 +108,26 @@ func (m *maker) addressServices() error {
 		m.plan.Services = append(m.plan.Services, p.service)
 	}
 	return nil
+}
+
+// withAddress is a Service with an address, in which all else is on its line.
+func withAddress(t *yamltree.Tree, ip netip.Addr) *yamltree.Tree {
+	spec := &yamltree.Tree{Kind: yamltree.Mapping, Line: t.Line}
+	if had := t.Get("spec"); had != nil {
+		spec.Line = had.Line
+		spec.Entries = slices.DeleteFunc(slices.Clone(had.Entries), func(e yamltree.Entry) bool { return e.Key == "clusterIP" })
+	}
+	address := yamltree.Entry{Key: "clusterIP", Line: spec.Line, Value: &yamltree.Tree{Kind: yamltree.String, Line: spec.Line, Text: ip.String()}}
+	spec.Entries = slices.Insert(spec.Entries, 0, address)
+	out := &yamltree.Tree{Kind: yamltree.Mapping, Line: t.Line, Entries: slices.Clone(t.Entries)}
+	for i, e := range out.Entries {
+		if e.Key == "spec" {
+			out.Entries[i].Value = spec
+			return out
+		}
+	}
+	out.Entries = append(out.Entries, yamltree.Entry{Key: "spec", Line: spec.Line, Value: spec})
+	return out
 }
 
 // Selects reports whether a Service has a Pod as endpoint.

@@ -25,6 +25,8 @@ type workload struct {
 	// written is set for such a Pod.
 	written  bool
 	injected bool
+	// doc is the document that has it alone, in whose place its Pods stand; nil if there is none.
+	doc *document
 }
 
 // podTemplate is the part of a Pod, or of a template, that is read.
@@ -127,6 +129,9 @@ func (m *maker) readWorkload(s source, text []byte, d *document) error {
 	if len(w.template.Spec.Containers) == 0 && !w.written {
 		return errors.New("spec: no containers")
 	}
+	if d != nil && d.dropped {
+		w.doc = d
+	}
 	m.noEffect(w)
 	m.pending = append(m.pending, w)
 	return nil
@@ -157,7 +162,7 @@ func (w workload) pods() []Pod {
 		p := Pod{
 			Namespace: w.meta.Namespace, Name: w.podName(i), Workload: w.meta.Name, ServiceAccount: w.template.Spec.ServiceAccountName,
 			Labels: w.template.Metadata.Labels, IP: w.fixed, Template: w.template.Metadata.Annotations["inject.istio.io/templates"],
-			Once: w.kind == "Job" || w.template.Spec.RestartPolicy == "Never", File: w.file, Line: w.line, written: w.written,
+			Once: w.kind == "Job" || w.template.Spec.RestartPolicy == "Never", File: w.file, Line: w.line, written: w.written, doc: w.doc,
 		}
 		if p.ServiceAccount == "" {
 			p.ServiceAccount = "default"

@@ -323,10 +323,7 @@ func (s *session) programs(p podplan.Pod) []meshup.Program {
 // writeConfig writes what pilot-discovery reads. Pods in notReady get no requests.
 func (s *session) writeConfig(notReady map[string]bool) error {
 	keep := map[string]bool{}
-	for _, f := range s.plan.Files {
-		if f.Name == podplan.GeneratedFile {
-			f.Text = s.plan.Generated(notReady)
-		}
+	for _, f := range s.plan.Files(notReady) {
 		path := filepath.Join(s.config, filepath.FromSlash(f.Name))
 		keep[path] = true
 		if old, err := os.ReadFile(path); err == nil && string(old) == string(f.Text) {

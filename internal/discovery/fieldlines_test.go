@@ -1,0 +1,48 @@
+package discovery
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/test/wait"
+)
+
+// Problems are at the lines of their fields: what is invalid, what has no effect, and references that lead nowhere.
+func TestProblemsAreAtTheLinesOfTheirFields(t *testing.T) {
+	const route = "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata:\n  name: v\n  namespace: shop\nspec:\n  hosts: [v]\n  http:\n  - route:\n    - destination:\n        host: missing\n        subset: none\n"
+	l := newLife(t, map[string]string{"a.yaml": "# first\n---\n" + route, "b.yaml": strings.Replace(strings.Replace(route, "name: v", "name: w", 1), "hosts: [v]", "hosts: [w]\n  exportTo: ['?']", 1)})
+	l.start()
+	defer l.stop()
+	page := func() string { _, body := l.plane.get(l.plane.addr.HTTP, "/debug/objectz"); return body }
+	body := page()
+	for _, want := range []string{
+		filepath.Join(l.config, "a.yaml") + `:13","severity":"warning","field":"spec.http[0].route[0].destination.host"`,
+		filepath.Join(l.config, "b.yaml") + `:8","severity":"error","field":"spec.exportTo`,
+	} {
+		if !strings.Contains(strings.NewReplacer(" ", "", "\n", "").Replace(body), want) {
+			t.Errorf("the page lacks %q: %s", want, body)
+		}
+	}
+	if again := page(); again != body {
+		t.Errorf("another answer about the same files:\n%s\n%s", body, again)
+	}
+	l.write("a.yaml", "# first\n# second\n---\n"+route)
+	wait.Until(t, "the line has moved", func() bool { return strings.Contains(page(), "a.yaml:14") })
+}
+
+// A file that has another object at the line, as while it cannot be read, says nothing about it.
+func TestLinesOfAnotherObjectAreNotTaken(t *testing.T) {
+	l := newLife(t, map[string]string{"a.yaml": "kind: Service\nmetadata: {name: other}\nspec:\n  ports: []\n"})
+	at := object.Origin{File: filepath.Join(l.config, "a.yaml"), Line: 1}
+	all := []object.Problem{
+		{Origin: at, Field: "spec.ports", Key: object.Key{Kind: object.Service, Name: "gone"}},
+		{Origin: at, Field: "spec.ports", Key: object.Key{Kind: object.Service, Name: "other"}},
+		{Origin: object.Origin{File: "/nowhere.yaml", Line: 3}, Field: "spec.ports", Key: object.Key{Kind: object.Service, Name: "other"}},
+	}
+	new(fieldLines).place(all)
+	if all[0].Origin.Line != 1 || all[1].Origin.Line != 4 || all[2].Origin.Line != 3 {
+		t.Errorf("%+v", all)
+	}
+}
