@@ -53,9 +53,6 @@ mistake; then nothing is written to standard output.`,
 			"  pilotctl inject -f - --injectConfigFile injector.yaml < shop.yaml",
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			if c.Flags().Changed("output") {
-				return misuse{errors.New("flag --output: the result has the form of the input")}
-			}
 			v := cli.Read(c.Flags(), env, settings.PilotctlInject)
 			o := readInject(v)
 			if err := v.Err(); err != nil {

@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -131,7 +132,7 @@ known; exec ends with the code of its command.`,
 	cli.Version(root, version)
 	cli.AddToAll(root, settings.Pilotctl)
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(settings.Pilotctl.Values("output"), cobra.ShellCompDirectiveNoFileComp))
-	root.AddCommand(inOneForm("a report", newDemo(env)), inOneForm("logs", newUp(env)), inOneForm("what the program prints", newExec()), inOneForm("logs", newLogs()), newSampleApp(), newToken(env), newVM(env), newProxies(f), newConfig(f), newExplain(f), newObjects(f), newWait(f), newCheck(f), newInject(env), newValidate(f), newCA(f), inOneForm("a Secret as YAML for kubectl", newRemoteSecret(f)), newVersion(f), cli.Collateral(root))
+	root.AddCommand(inOneForm("a report", newDemo(env)), inOneForm("logs", newUp(env)), inOneForm("what the program prints", newExec()), inOneForm("logs", newLogs()), newSampleApp(), newToken(env), newVM(env), newProxies(f), newConfig(f), newExplain(f), newObjects(f), newWait(f), newCheck(f), inOneForm("objects in the form of the input", newInject(env)), newValidate(f), newCA(f), inOneForm("a Secret as YAML for kubectl", newRemoteSecret(f)), newVersion(f), inOneForm("files", cli.Collateral(root)))
 	return root
 }
 
@@ -139,6 +140,9 @@ known; exec ends with the code of its command.`,
 func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if err := check(c, args); err != nil {
+			if strings.Contains(err.Error(), "arg(s)") { // how many the library wants, not which
+				err = fmt.Errorf("%s after %s: want %s", count(len(args), "argument"), c.CommandPath(), c.Use)
+			}
 			return misuse{fmt.Errorf("%w (see %s --help)", cli.Suggest(c, args, err), c.CommandPath())}
 		}
 		return nil

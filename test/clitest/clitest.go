@@ -22,7 +22,7 @@ func Commands(t *testing.T, root *cobra.Command) {
 			want[c.Path] = c
 		}
 	}
-	visit(root, func(c *cobra.Command) {
+	Visit(root, func(c *cobra.Command) {
 		entry := want[c.CommandPath()]
 		delete(want, c.CommandPath())
 		command(t, c, entry)
@@ -32,10 +32,11 @@ func Commands(t *testing.T, root *cobra.Command) {
 	}
 }
 
-func visit(c *cobra.Command, f func(*cobra.Command)) {
+// Visit calls f with a command and all below it.
+func Visit(c *cobra.Command, f func(*cobra.Command)) {
 	f(c)
 	for _, sub := range c.Commands() {
-		visit(sub, f)
+		Visit(sub, f)
 	}
 }
 

@@ -38,7 +38,7 @@ func Setup(root *cobra.Command, wrap func(c *cobra.Command, err error) error) {
 		return err
 	})
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		err = flagError(err)
+		err = flagError(err, c.Flags())
 		if wrap != nil {
 			err = wrap(c, err)
 		}
@@ -91,16 +91,8 @@ func UnknownFlags(args []string, f *pflag.FlagSet) (out []string) {
 		if f.Lookup(name) != nil || name == "help" {
 			continue
 		}
-		text, least := "unknown flag --"+printable.Clip(name, maxFlag)+" has no effect", max(2, len(name)/8)+1
-		near := ""
-		if len(name) <= maxFlag {
-			f.VisitAll(func(other *pflag.Flag) {
-				if d := spelling.Distance(strings.ToLower(name), strings.ToLower(other.Name)); d < least {
-					near, least = other.Name, d
-				}
-			})
-		}
-		if near != "" {
+		text := "unknown flag --" + printable.Clip(name, maxFlag) + " has no effect"
+		if near := nearFlag(name, f); near != "" {
 			text += "; did you mean --" + near + "?"
 		}
 		out = append(out, text)
@@ -108,11 +100,30 @@ func UnknownFlags(args []string, f *pflag.FlagSet) (out []string) {
 	return out
 }
 
+// nearFlag is the flag that is most similar to a name, empty if none is similar.
+func nearFlag(name string, f *pflag.FlagSet) (near string) {
+	if len(name) > maxFlag {
+		return ""
+	}
+	least := max(2, len(name)/8) + 1
+	f.VisitAll(func(other *pflag.Flag) {
+		if d := spelling.Distance(strings.ToLower(name), strings.ToLower(other.Name)); d < least && !other.Hidden {
+			near, least = other.Name, d
+		}
+	})
+	return near
+}
+
 // maxFlag bounds what is shown and compared of an unknown flag, in bytes.
 const maxFlag = 100
 
-// flagError gives an invalid value of a flag the form of other errors of settings.
-func flagError(err error) error {
+// flagError gives an invalid value of a flag the form of other errors of settings, and names the flag that an unknown one may be.
+func flagError(err error, f *pflag.FlagSet) error {
+	if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
+		if near := nearFlag(unknown.GetSpecifiedName(), f); near != "" {
+			return fmt.Errorf("%w; did you mean --%s?", err, near)
+		}
+	}
 	if invalid := (*pflag.InvalidValueError)(nil); errors.As(err, &invalid) {
 		return fmt.Errorf("flag --%s: %w", invalid.GetFlag().Name, invalid.Unwrap())
 	}

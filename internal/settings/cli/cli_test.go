@@ -70,6 +70,10 @@ func TestErrorsNameTheFlag(t *testing.T) {
 		"--form=":      `flag --form: invalid value "": want one or two`,
 		"--wait=soon":  `flag --wait: invalid duration "soon"`,
 		"--unknown":    "unknown flag: --unknown",
+		"--swich":      "unknown flag: --swich; did you mean --switch?",
+		"--Wait=1s":    "unknown flag: --Wait; did you mean --wait?",
+		"--out=json":   "unknown flag: --out",
+		"-q":           "unknown shorthand flag: 'q' in -q",
 	} {
 		if _, _, err := execute(t, nil, "command", args); !errors.Is(err, errWrapped) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", args, err, want)
