@@ -60,7 +60,7 @@ const (
 	resourceBody    = 2
 )
 
-// encode lays the response out as slices: what is the stream's own in a new buffer, and after it the
+// encode lays the response out as slices, once: what is the stream's own in a new buffer, and after it the
 // resources' shared bytes.
 func (r *response) encode() mem.BufferSlice {
 	head := make([]byte, 0, r.headSize())
@@ -77,6 +77,8 @@ func (r *response) encode() mem.BufferSlice {
 		head = appendBytes(head, resourceAlias, n)
 	}
 	out := appendFrames(mem.BufferSlice{mem.SliceBuffer(head)}, r.Upserts, r.from, r.delta)
+	// The list may be of this stream alone, and gRPC keeps the response until there is room in the proxy's window.
+	r.Upserts = nil
 	r.size = out.Len()
 	return out
 }

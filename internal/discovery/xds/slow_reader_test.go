@@ -34,9 +34,10 @@ type countedStream struct {
 
 func (c *countedStream) SendMsg(m any) error {
 	if r, ok := m.(*response); ok {
+		counted := *r // which can be encoded once
 		c.to.mu.Lock()
 		c.to.responses[r.Type]++
-		c.to.bytes += r.encode().Len()
+		c.to.bytes += counted.encode().Len()
 		c.to.mu.Unlock()
 	}
 	return c.ServerStream.SendMsg(m)

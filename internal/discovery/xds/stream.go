@@ -304,9 +304,10 @@ func (s *stream) feed(ev Event) error {
 }
 
 func (s *stream) perform(effects []Effect) error {
-	// The machine keeps the slice; its elements must not stay reachable.
+	// The machine keeps the slice; its elements must not stay reachable, nor a response while the proxy is slow to take it.
 	defer clear(effects)
-	for _, e := range effects {
+	for i, e := range effects {
+		effects[i] = nil
 		switch e := e.(type) {
 		case Send:
 			if err := s.send(e); err != nil {

@@ -178,6 +178,14 @@ func (f *flight) upserts() []*Resource {
 	return f.list
 }
 
+// lists are the resources in the response.
+func (f *flight) lists() resourceLists {
+	if f.whole != (TypeView{}) {
+		return f.whole.lists()
+	}
+	return resourceLists{f.list}
+}
+
 // share lets go of the list of a response that has all of a view: it is as long as the view, and of this stream alone.
 func (f *flight) share(view TypeView) { f.list, f.whole = nil, view }
 

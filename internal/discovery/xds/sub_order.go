@@ -13,21 +13,22 @@ import (
 // clustersSent notes the clusters in a response. Those that are new or changed are to be waited for;
 // in SotW the client passes over the others.
 func (s *Sub) clustersSent(f *flight) {
-	sent := f.upserts()
+	sent := f.lists()
 	if !s.delta {
-		sent = slices.DeleteFunc(slices.Clone(sent), func(r *Resource) bool { return !f.changes(r) })
+		sent = sent.only(f.changes)
 	}
-	if len(sent) == 0 && len(f.gone) == 0 {
+	if sent.len() == 0 && len(f.gone) == 0 {
 		return
 	}
-	f.slow = slices.ContainsFunc(sent, func(r *Resource) bool { return r.slow })
+	for _, r := range sent.all() {
+		f.slow = f.slow || r.slow
+	}
 	if f.slow {
 		// What needs nothing is in use at once, but the answer is late because of others.
 		atOnce := func(r *Resource) bool { return r.Needs == "" && !r.slow }
-		if used := slices.DeleteFunc(slices.Clone(sent), func(r *Resource) bool { return !atOnce(r) }); len(used) > 0 {
-			s.dropWarming(func(i int) bool { return hasResource(used, s.warming.list[i].Name) })
-			sent = slices.DeleteFunc(slices.Clone(sent), atOnce)
-		}
+		used := sent.only(atOnce)
+		s.dropWarming(func(i int) bool { _, ok := used.find(s.warming.lists.at(i).Name); return ok })
+		sent = sent.only(func(r *Resource) bool { return !atOnce(r) })
 	}
 	in := &sentClusters{seq: f.seq, since: s.now}
 	s.warming = s.warming.with(sent, in, func(r *Resource) (from *sentClusters, st warmingState) {
@@ -45,7 +46,7 @@ func (s *Sub) clustersSent(f *flight) {
 		return in, st
 	})
 	if len(f.gone) > 0 {
-		s.dropWarming(func(i int) bool { return hasResource(f.gone, s.warming.list[i].Name) })
+		s.dropWarming(func(i int) bool { return hasResource(f.gone, s.warming.lists.at(i).Name) })
 	}
 }
 
@@ -56,7 +57,7 @@ func (s *Sub) clusterSentAgain(r *Resource, f *flight) {
 	if r.Needs != "" {
 		st = owed
 	}
-	s.warming = s.warming.with([]*Resource{r}, in, func(*Resource) (*sentClusters, warmingState) { return in, st })
+	s.warming = s.warming.with(resourceLists{{r}}, in, func(*Resource) (*sentClusters, warmingState) { return in, st })
 }
 
 // dropWarming forgets clusters.
@@ -67,7 +68,7 @@ func (s *Sub) dropWarming(drop func(i int) bool) { s.warming = s.warming.without
 // for a client may use some clusters of a response that it refuses.
 func (s *Sub) clustersAnswered(from, to uint64) {
 	refused := s.states[CDS].refused
-	for i, r := range s.warming.list {
+	for i, r := range s.warming.lists.all() {
 		if seq := s.warming.response(i).seq; seq < from || seq > to {
 			continue
 		}
@@ -127,7 +128,7 @@ func (s *Sub) received(seq uint64) {
 		return
 	}
 	s.dropWarming(func(i int) bool {
-		r := s.warming.list[i]
+		r := s.warming.lists.at(i)
 		return s.warming.response(i).seq < seq && r.Needs == "" && !r.slow
 	})
 }
@@ -261,13 +262,13 @@ func (s *Sub) heldByWarming(r *Resource) (blocked bool) {
 			blocked = true
 			return
 		}
-		if st.is(owed) && st.is(acknowledged) && !s.states[EDS].has(w.list[i].Needs) {
+		if st.is(owed) && st.is(acknowledged) && !s.states[EDS].has(w.lists.at(i).Needs) {
 			s.unasked = true
 		}
 		w.state[i] |= given
 	}
 	if r.refers.unknown || len(r.refers.names) > w.len() {
-		for i, c := range w.list {
+		for i, c := range w.lists.all() {
 			if r.refers.has(c.Name) {
 				each(i)
 			}

@@ -173,6 +173,11 @@ func (s *Sub) sendType(t Type) {
 	if c.bisection != nil {
 		c.bisection.trial = f.seq
 	}
+	upserts := f.upserts()
+	if c.wildcard && len(withheld) == 0 && target == cur && len(upserts) == cur.Len() {
+		f.share(cur)
+		c.memo = computed{} // which has the same list
+	}
 	switch {
 	case s.single:
 	case t == CDS:
@@ -180,18 +185,14 @@ func (s *Sub) sendType(t Type) {
 	case t == EDS:
 		s.assignmentsSent(f)
 	case t == RDS:
-		s.routesSent(f.upserts())
+		s.routesSent(upserts)
 	case t == VHDS:
 		s.hostsSent(f)
 	}
 	c.setHave(target, cur, f, withheld)
-	send := Send{Type: t, Generation: f.generation, Upserts: f.upserts(), Removed: f.removed, Absent: f.absent, Nonce: f.nonce, from: cur}
+	send := Send{Type: t, Generation: f.generation, Upserts: upserts, Removed: f.removed, Absent: f.absent, Nonce: f.nonce, from: cur}
 	f.own = s.privateSize(send)
 	s.emit(send)
-	if c.wildcard && len(withheld) == 0 && target == cur && len(f.list) == cur.Len() {
-		f.share(cur)
-		c.memo = computed{} // which has the same list
-	}
 }
 
 // leaveUnanswered forgets which names a client has asked for anew that nothing has, neither the view nor the client: if the

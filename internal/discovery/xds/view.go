@@ -307,10 +307,70 @@ func (v TypeView) list() (out []*Resource) {
 	return out
 }
 
-// lists are the resources of each part in order of their names; they must not be changed.
-func (v TypeView) lists() (out [NumLayers + 1][]*Resource) {
+// lists are the resources of each part.
+func (v TypeView) lists() (out resourceLists) {
 	for i, p := range v.parts {
 		out[i] = p.all()
+	}
+	return out
+}
+
+// resourceLists are resources in several lists, each in order of names; no two have the same name. The lists are shared,
+// and must not be changed. A place of a resource counts through all lists, one after the other.
+type resourceLists [NumLayers + 1][]*Resource
+
+func (l *resourceLists) len() (n int) {
+	for _, list := range l {
+		n += len(list)
+	}
+	return n
+}
+
+// at is the resource at a place.
+func (l *resourceLists) at(place int) *Resource {
+	for _, list := range l {
+		if place < len(list) {
+			return list[place]
+		}
+		place -= len(list)
+	}
+	return nil
+}
+
+// find is the place of the resource of that name; false if there is none.
+func (l *resourceLists) find(name string) (place int, ok bool) {
+	before := 0
+	for _, list := range l {
+		if i, ok := slices.BinarySearchFunc(list, name, byName); ok {
+			return before + i, true
+		}
+		before += len(list)
+	}
+	return 0, false
+}
+
+// all ranges over the resources with their places.
+func (l *resourceLists) all() iter.Seq2[int, *Resource] {
+	return func(yield func(int, *Resource) bool) {
+		place := 0
+		for _, list := range l {
+			for _, r := range list {
+				if !yield(place, r) {
+					return
+				}
+				place++
+			}
+		}
+	}
+}
+
+// only is the resources that a function keeps. It leaves the lists as they are.
+func (l *resourceLists) only(keeps func(*Resource) bool) (out resourceLists) {
+	for part, list := range l {
+		if slices.ContainsFunc(list, func(r *Resource) bool { return !keeps(r) }) {
+			list = slices.DeleteFunc(slices.Clone(list), func(r *Resource) bool { return !keeps(r) })
+		}
+		out[part] = list
 	}
 	return out
 }

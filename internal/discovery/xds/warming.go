@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// warmingClusters are the clusters that were sent and are not known to be in use yet, in order of names. After a first
-// response there are thousands on each stream that starts, so that what they have in common is kept once.
+// warmingClusters are the clusters that were sent and are not known to be in use yet. After a first response there are
+// thousands on each stream that starts, so that what they have in common is kept once, and their lists are those of
+// the view's layers.
 //
 // Envoy takes a new or changed cluster into use only when its assignment arrives after it, and
 // does not ask again for an assignment that it subscribes to already. So the assignment follows
@@ -15,7 +16,7 @@ import (
 // acknowledged assignment says as much of its cluster as an acknowledged cluster, unless the cluster
 // needs more than its assignment (slow).
 type warmingClusters struct {
-	list  []*Resource // may be that of a response, and is not changed
+	lists resourceLists // may be those of a view, and are not changed
 	state []warmingState
 	// in are the responses that they came in; nil if all came in one, which is all.
 	in  []*sentClusters
@@ -49,7 +50,7 @@ type sentClusters struct {
 	since time.Time
 }
 
-func (w *warmingClusters) len() int { return len(w.list) }
+func (w *warmingClusters) len() int { return len(w.state) }
 
 // response is the one that a cluster came in.
 func (w *warmingClusters) response(i int) *sentClusters {
@@ -60,16 +61,14 @@ func (w *warmingClusters) response(i int) *sentClusters {
 }
 
 // find is where a cluster is; false if it is not.
-func (w *warmingClusters) find(name string) (int, bool) {
-	return slices.BinarySearchFunc(w.list, name, byName)
-}
+func (w *warmingClusters) find(name string) (int, bool) { return w.lists.find(name) }
 
 // eachOwed ranges over the clusters whose assignments are still to be sent, until yield is false.
 func (w *warmingClusters) eachOwed(yield func(i int, needs string) bool) {
 	if w.owed == 0 {
 		return
 	}
-	for i, r := range w.list {
+	for i, r := range w.lists.all() {
 		if w.state[i].is(owed) && !yield(i, r.Needs) {
 			return
 		}
@@ -84,7 +83,7 @@ func (w *warmingClusters) sent(i int) {
 
 // awaits says whether a cluster waits for the answer to its assignment of a name.
 func (w *warmingClusters) awaits(needs string) bool {
-	for i, r := range w.list {
+	for i, r := range w.lists.all() {
 		if r.Needs == needs && w.state[i].is(assigned) {
 			return true
 		}
@@ -95,7 +94,7 @@ func (w *warmingClusters) awaits(needs string) bool {
 // inUse says whether the client has taken a cluster into use when all answers have come but for one to
 // a response of assignments, if that is in flight.
 func (w *warmingClusters) inUse(i int, flight bool) bool {
-	st, r := w.state[i], w.list[i]
+	st, r := w.state[i], w.lists.at(i)
 	if st.is(owed) || flight && st.is(assigned) {
 		return false
 	}
@@ -104,79 +103,91 @@ func (w *warmingClusters) inUse(i int, flight bool) bool {
 
 // with is the clusters with those of a response added, in place of those of the same names. made says since when
 // each is waited for, and what is known of it.
-func (w *warmingClusters) with(list []*Resource, in *sentClusters, made func(*Resource) (*sentClusters, warmingState)) (out warmingClusters) {
+func (w *warmingClusters) with(added resourceLists, in *sentClusters, made func(*Resource) (*sentClusters, warmingState)) warmingClusters {
 	if w.len() == 0 {
-		out = warmingClusters{list: list, all: in}
-	} else {
-		out.list = make([]*Resource, 0, len(list)+w.len())
+		return newWarming(added, in, func(_ int, r *Resource) (*sentClusters, warmingState) { return made(r) })
 	}
-	out.state = make([]warmingState, 0, cap(out.list))
-	add := func(r *Resource, from *sentClusters, st warmingState) {
-		if w.len() > 0 {
-			out.list = append(out.list, r)
+	type entry struct {
+		r     *Resource
+		from  *sentClusters
+		state warmingState
+	}
+	entries := make([]entry, 0, w.len()+added.len())
+	for i, r := range w.lists.all() {
+		if _, again := added.find(r.Name); !again {
+			entries = append(entries, entry{r, w.response(i), w.state[i]})
 		}
-		n := len(out.state)
-		if out.in == nil && n > 0 && from != out.all {
-			out.in = slices.Grow(slices.Repeat([]*sentClusters{out.all}, n), cap(out.list)-n)
-		}
-		if n == 0 {
-			out.all = from
+	}
+	for _, r := range added.all() {
+		from, st := made(r)
+		entries = append(entries, entry{r, from, st})
+	}
+	slices.SortFunc(entries, func(a, b entry) int { return order(a.r, b.r) })
+	list := make([]*Resource, len(entries))
+	for i, e := range entries {
+		list[i] = e.r
+	}
+	return newWarming(resourceLists{list}, in, func(i int, _ *Resource) (*sentClusters, warmingState) { return entries[i].from, entries[i].state })
+}
+
+// newWarming is the clusters of lists, with what is known of each. Most came in one response.
+func newWarming(lists resourceLists, most *sentClusters, known func(i int, r *Resource) (*sentClusters, warmingState)) warmingClusters {
+	n := lists.len()
+	out := warmingClusters{lists: lists, all: most, state: make([]warmingState, n)}
+	for i, r := range lists.all() {
+		from, st := known(i, r)
+		if out.in == nil && from != out.all {
+			out.in = slices.Repeat([]*sentClusters{out.all}, n)
 		}
 		if out.in != nil {
-			out.in = append(out.in, from)
+			out.in[i] = from
 		}
-		out.state = append(out.state, st)
-		if st.is(owed) {
+		if out.state[i] = st; st.is(owed) {
 			out.owed++
 		}
 	}
-	at := 0
-	old := func(before func(name string) bool) {
-		for at < w.len() && before(w.list[at].Name) {
-			add(w.list[at], w.response(at), w.state[at])
-			at++
-		}
-	}
-	for _, r := range list {
-		old(func(name string) bool { return name < r.Name })
-		if at < w.len() && w.list[at].Name == r.Name {
-			at++
-		}
-		from, st := made(r)
-		add(r, from, st)
-	}
-	old(func(string) bool { return true })
 	return out
 }
 
-// without is the clusters but for those that are dropped, which drop must say twice.
+// without is the clusters but for those that are dropped, which drop must say as often as it is asked.
 func (w *warmingClusters) without(drop func(i int) bool) warmingClusters {
-	left := 0
-	for i := range w.list {
-		if !drop(i) {
-			left++
-		}
+	var left resourceLists
+	n := 0
+	for part, list := range w.lists {
+		start := n
+		keeps := func(at int) bool { return !drop(start + at) }
+		left[part] = placesIn(list, keeps)
+		n += len(list)
 	}
-	switch left {
+	switch left.len() {
 	case 0:
 		return warmingClusters{}
-	case w.len():
+	case n:
 		return *w
 	}
-	out := warmingClusters{list: make([]*Resource, 0, left), state: make([]warmingState, 0, left), all: w.all}
-	if w.in != nil {
-		out.in = make([]*sentClusters, 0, left)
+	at := -1
+	return newWarming(left, w.all, func(int, *Resource) (*sentClusters, warmingState) {
+		for at++; drop(at); at++ {
+		}
+		return w.response(at), w.state[at]
+	})
+}
+
+// placesIn is the resources at the places of a list that are kept; the list itself, where that is all.
+func placesIn(list []*Resource, keeps func(place int) bool) []*Resource {
+	kept := 0
+	for place := range list {
+		if keeps(place) {
+			kept++
+		}
 	}
-	for i, r := range w.list {
-		if drop(i) {
-			continue
-		}
-		out.list, out.state = append(out.list, r), append(out.state, w.state[i])
-		if w.in != nil {
-			out.in = append(out.in, w.in[i])
-		}
-		if w.state[i].is(owed) {
-			out.owed++
+	if kept == len(list) {
+		return list
+	}
+	out := make([]*Resource, 0, kept)
+	for place, r := range list {
+		if keeps(place) {
+			out = append(out, r)
 		}
 	}
 	return out
