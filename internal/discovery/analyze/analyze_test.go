@@ -240,6 +240,24 @@ func TestReferencesToNothing(t *testing.T) {
 			t.Errorf("%s\n got %s\nwant %s", provider, got, want)
 		}
 	}
+	const aliases = "x: spec.rules[0].from[0].source.principals[0]: \"cluster.local/ns/shop/*\" is for identities of the trust domain \"cluster.local\" only: cluster.local and the mesh's trust domains (%s) stand for each other where a principal has all parts, DOMAIN/ns/NAMESPACE/sa/ACCOUNT; use namespaces, or name each domain"
+	for _, tc := range []struct {
+		mesh *meshv1.MeshConfig
+		spec string
+		want string
+	}{
+		{&meshv1.MeshConfig{}, `{rules: [{from: [{source: {principals: ["cluster.local/ns/shop/*"]}}]}]}`, ""},
+		{&meshv1.MeshConfig{TrustDomain: "corp"}, `{rules: [{from: [{source: {principals: ["corp/*", "*/sa/web", "cluster.local/ns/shop/sa/*", "other/*"]}}]}]}`, ""},
+		{&meshv1.MeshConfig{TrustDomain: "corp"}, `{rules: [{from: [{source: {principals: ["cluster.local/ns/shop/*"]}}]}]}`, fmt.Sprintf(aliases, "corp")},
+		{&meshv1.MeshConfig{TrustDomainAliases: []string{"old"}}, `{rules: [{from: [{source: {principals: ["cluster.local/ns/shop/*"]}}]}]}`, fmt.Sprintf(aliases, "cluster.local, old")},
+		{&meshv1.MeshConfig{TrustDomain: "corp"}, `{action: DENY, rules: [{when: [{key: source.principal, notValues: ["cluster.local/*"]}]}]}`,
+			`x: spec.rules[0].when[0].notValues[0]: "cluster.local/*" is for identities of the trust domain "cluster.local" only: cluster.local and the mesh's trust domains (corp) stand for each other where a principal has all parts, DOMAIN/ns/NAMESPACE/sa/ACCOUNT; use namespaces, or name each domain`},
+	} {
+		text := mesh + "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: x, namespace: shop}\nspec: " + tc.spec + "\n"
+		if got := strings.Join(findings(t, text, analyze.Options{Mesh: tc.mesh}), "\n"); got != tc.want {
+			t.Errorf("%s\n got %s\nwant %s", tc.spec, got, tc.want)
+		}
+	}
 	service := mesh + "---\napiVersion: v1\nkind: Service\nmetadata: {name: x, namespace: shop}\nspec: {selector: {app: none}, ports: [{port: 80}]}\n"
 	if got := findings(t, service, analyze.Options{Workloads: true}); len(got) != 1 || got[0] != "x: spec.selector: no Pod has the labels app=none: the Service has no endpoints" {
 		t.Errorf("%q", got)

@@ -1,6 +1,7 @@
 package analyze
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -300,6 +301,7 @@ func (a *index) sidecar(spec *networking.Sidecar) {
 // authorizationPolicy checks that the identities and namespaces that rules name exist.
 func (a *index) authorizationPolicy(spec *security.AuthorizationPolicy) {
 	a.provider(spec)
+	a.trustDomains(spec)
 	if !a.o.Workloads {
 		return
 	}
@@ -319,6 +321,40 @@ func (a *index) authorizationPolicy(spec *security.AuthorizationPolicy) {
 				if !strings.Contains(name, "*") && !a.namespaces[name] {
 					a.warn(fmt.Sprintf("%s.namespaces[%d]", at, k), "there is nothing in a namespace %q", name)
 				}
+			}
+		}
+	}
+}
+
+// trustDomains tells of principals that look as if their trust domain stood for all of the mesh's, and do not. [control-plane 1.10.11]
+func (a *index) trustDomains(spec *security.AuthorizationPolicy) {
+	if a.o.Mesh == nil {
+		return
+	}
+	domain := cmp.Or(a.o.Mesh.GetTrustDomain(), mesh.DefaultTrustDomain)
+	names := append([]string{domain}, a.o.Mesh.GetTrustDomainAliases()...)
+	check := func(field string, principals []string) {
+		for i, p := range principals {
+			first, rest, _ := strings.Cut(p, "/")
+			known := first == mesh.DefaultTrustDomain || slices.Contains(names, first)
+			if !known || rest == "" || strings.Count(p, "/") == 4 || len(names) == 1 && first == domain {
+				continue
+			}
+			a.warn(fmt.Sprintf("%s[%d]", field, i), "%q is for identities of the trust domain %q only: cluster.local and the mesh's trust domains (%s) stand for each other where a principal has all parts, DOMAIN/ns/NAMESPACE/sa/ACCOUNT; use namespaces, or name each domain",
+				p, first, strings.Join(names, ", "))
+		}
+	}
+	for i, r := range spec.Rules {
+		for j, f := range r.From {
+			at := fmt.Sprintf("spec.rules[%d].from[%d].source", i, j)
+			check(at+".principals", f.Source.GetPrincipals())
+			check(at+".notPrincipals", f.Source.GetNotPrincipals())
+		}
+		for j, w := range r.When {
+			if w.GetKey() == "source.principal" {
+				at := fmt.Sprintf("spec.rules[%d].when[%d]", i, j)
+				check(at+".values", w.GetValues())
+				check(at+".notValues", w.GetNotValues())
 			}
 		}
 	}

@@ -225,10 +225,12 @@ func (a *authorization) serviceAccount(field, v string) {
 }
 
 func (a *authorization) block(field, v string) {
-	if isIP(v) {
+	if p, err := netip.ParsePrefix(v); err == nil && !p.Addr().Is4In6() {
 		return
 	}
-	if p, err := netip.ParsePrefix(v); err != nil || p.Addr().Is4In6() {
+	if ip, err := netip.ParseAddr(v); err == nil && ip.Is4In6() {
+		a.fail(field, "invalid address %q: proxies see such a client as %s, and the rule would match nobody; write that", v, ip.Unmap())
+	} else if !isIP(v) {
 		a.fail(field, "invalid block %q: want an IP address or a CIDR such as 10.0.0.0/8", v)
 	}
 }

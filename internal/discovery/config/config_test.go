@@ -257,7 +257,7 @@ func TestTelemetry(t *testing.T) {
 			"E spec.metrics[1].overrides[0].tagOverrides[__x]: invalid label", "E spec.metrics[1].overrides[0].tagOverrides[a].value: is empty", "E spec.metrics[1].overrides[0].tagOverrides[a-b]: invalid label",
 			"E spec.metrics[1].overrides[0].tagOverrides[b].value: invalid expression", "E spec.metrics[1].overrides[0].tagOverrides[c].value: cannot be set", "W spec.metrics[1].overrides[0].tagOverrides[d].value: not applied: names \"node\"",
 			"W spec.metrics[1].overrides[0].tagOverrides[e].value: not applied: calls", "E spec.metrics[1].overrides[0].tagOverrides[le]: invalid label",
-			"W spec.metrics[0].overrides[1].match.metric: not applied", "W spec.metrics[0].reportingInterval: not applied",
+			"W spec.metrics[0].reportingInterval: not applied",
 		}},
 		{object.Telemetry, "{tracing: [{match: {mode: CLIENT}, providers: [{name: zip}], randomSamplingPercentage: 12.5, disableSpanReporting: true, customTags: {a: {literal: {value: x}}, b: {environment: {name: A}}, c: {header: {name: x-a}}, d: {formatter: {value: 'a%PROTOCOL%'}}}}]}", nil},
 		{object.Telemetry, "{tracing: [{providers: [{}, {name: a}], randomSamplingPercentage: 101, customTags: {'': {}, a: {literal: {}}, b: {environment: {}}, c: {header: {name: 'a b'}}, d: {formatter: {}}, e: {formatter: {value: '%NOSUCH%'}}}}, {randomSamplingPercentage: NaN}]}", []string{
@@ -288,8 +288,8 @@ func TestAuthorizationPolicies(t *testing.T) {
 		{object.AuthorizationPolicy, source(""), []string{"E spec.rules[0].from[0].source: is empty"}},
 		{object.AuthorizationPolicy, source("principals: ['']"), []string{"E spec.rules[0].from[0].source.principals[0]: is empty"}},
 		{object.AuthorizationPolicy, source("principals: ['a*b', '*a*', '*', 'a*', '*a']"), []string{"W spec.rules[0].from[0].source.principals[0]: of \"a*b\" only one", "W spec.rules[0].from[0].source.principals[1]"}},
-		{object.AuthorizationPolicy, source("ipBlocks: [10.0.0.0/8, '::1', 10.0.0, 10.0.0.0/33], notIpBlocks: [x]"), []string{
-			"E spec.rules[0].from[0].source.ipBlocks[2]: invalid block \"10.0.0\"", "E spec.rules[0].from[0].source.ipBlocks[3]", "E spec.rules[0].from[0].source.notIpBlocks[0]"}},
+		{object.AuthorizationPolicy, source("ipBlocks: [10.0.0.0/8, '::1', 10.0.0, 10.0.0.0/33, '::ffff:10.0.0.1', '::ffff:10.0.0.0/120'], notIpBlocks: [x]"), []string{
+			"E spec.rules[0].from[0].source.ipBlocks[2]: invalid block \"10.0.0\"", "E spec.rules[0].from[0].source.ipBlocks[3]", "E spec.rules[0].from[0].source.ipBlocks[4]: invalid address \"::ffff:10.0.0.1\": proxies see such a client as 10.0.0.1", "E spec.rules[0].from[0].source.ipBlocks[5]", "E spec.rules[0].from[0].source.notIpBlocks[0]"}},
 		{object.AuthorizationPolicy, source("serviceAccounts: [a, n/a, 'a*', n/a/b]"), []string{
 			"E spec.rules[0].from[0].source.serviceAccounts[2]: invalid service account", "E spec.rules[0].from[0].source.serviceAccounts[3]"}},
 		{object.AuthorizationPolicy, source("namespaces: [a/b]"), []string{"E spec.rules[0].from[0].source.namespaces[0]: invalid value \"a/b\""}},

@@ -63,6 +63,22 @@ var sets = []string{
 	`dry {rules: [{}]} | {rules: [{from: [{source: {namespaces: [bad]}}]}]}`,
 	`{action: DENY, rules: [{from: [{source: {namespaces: [bad]}}], to: [{operation: {methods: [GET]}}]}]}`,
 	`{rules: [{from: [{source: {namespaces: [shop], requestPrincipals: ["*"]}}, {source: {namespaces: [bad]}}]}, {from: [{source: {principals: [other.td/ns/bad/sa/b]}}]}]}`,
+	// Principals that have not all parts of an identity, and trust domains with wildcards.
+	`{rules: [{from: [{source: {principals: ["cluster.local/ns/shop/*"]}}]}]}`, `{rules: [{from: [{source: {principals: ["cluster.local/*", "old-td/ns/none/*"]}}]}]}`,
+	`{rules: [{from: [{source: {principals: ["old-td/ns/shop/sa/*"]}}]}]}`, `{action: DENY, rules: [{from: [{source: {notPrincipals: ["old-td/ns/shop/sa/cl*"]}}]}]}`,
+	`{rules: [{from: [{source: {principals: ["*-td/ns/shop/sa/client"]}}]}]}`, `{rules: [{from: [{source: {principals: ["*.td/ns/bad/sa/b"]}}]}]}`,
+	`{rules: [{from: [{source: {principals: ["old*/ns/shop/sa/client"]}}]}]}`, `{rules: [{from: [{source: {principals: ["oth*/ns/bad/sa/b", sa/client, "*/ns/shop/sa/none"]}}]}]}`,
+	`{rules: [{from: [{source: {notPrincipals: ["*l/ns/shop/sa/client", "other.td*"]}}]}]}`, `{action: DENY, rules: [{when: [{key: source.principal, notValues: ["*"]}]}]}`,
+	`{rules: [{when: [{key: source.principal, values: ["old-td/*"]}]}]}`, `{rules: [{from: [{source: {notNamespaces: ["*"]}}]}]}`, `{rules: [{from: [{source: {namespaces: ["s*p"], notTrustDomains: ["*"]}}, {source: {trustDomains: ["*"], notNamespaces: ["*o*"]}}]}]}`,
+	// Wildcards alone and in the middle, negations of them, and case.
+	`{rules: [{to: [{operation: {hosts: ["*"], notMethods: ["*"]}}]}]}`, `{action: DENY, rules: [{to: [{operation: {notHosts: ["*"]}}, {operation: {notPaths: ["*"]}}]}]}`,
+	`{rules: [{to: [{operation: {methods: [get, "*T"]}}]}]}`, `{rules: [{to: [{operation: {hosts: ["A.EXAMPLE.com:8080", "*.example.COM:80", "c:80"]}}]}]}`, `{rules: [{to: [{operation: {hosts: ["*:8080", "*a*"]}}]}]}`,
+	`{rules: [{to: [{operation: {paths: ["*admin", "/d/*/e", "/Admin"]}}]}]}`, `{action: DENY, rules: [{to: [{operation: {paths: ["*/x*", "*?*"]}}]}]}`, `{action: DENY, rules: [{to: [{operation: {paths: ["/a/{*}/{*}", "/c/{*}"], notPaths: ["/a/{**}"]}}]}]}`,
+	`{rules: [{when: [{key: "request.headers[X-A]", notValues: ["*"]}]}]}`, `{rules: [{when: [{key: "request.headers[x-a]", values: ["*"], notValues: ["p*", "*f"]}]}]}`, `{action: DENY, rules: [{when: [{key: "request.headers[x-a]", notValues: ["*suf"]}]}]}`,
+	`{rules: [{when: [{key: "request.headers[x-none]", notValues: [one]}, {key: "request.headers[x-none]", notValues: ["*"]}]}]}`,
+	`{rules: [{when: [{key: source.ip, values: [0.0.0.0/0], notValues: ["::/0"]}]}]}`, `{rules: [{when: [{key: source.ip, values: ["::/0"]}]}]}`, `{rules: [{when: [{key: remote.ip, values: ["192.0.2.1/24"]}]}]}`,
+	`{rules: [{when: [{key: connection.sni, values: ["*"]}]}]}`, `{rules: [{when: [{key: connection.sni, values: ["www.*", "x*y"]}]}]}`, `{action: DENY, rules: [{when: [{key: connection.sni, notValues: ["*"]}]}]}`,
+	`{rules: [{when: [{key: "experimental.envoy.filters.a[b]", notValues: ["*", "[*]"]}]}]}`, `{action: DENY, rules: [{when: [{key: "experimental.envoy.filters.a[b]", values: ["*"]}]}]}`,
 }
 
 // requests are combined with each set; seen is what they come to with normalization.

@@ -2,6 +2,7 @@ package authz_test
 
 import (
 	"net/netip"
+	"path"
 	"slices"
 	"strings"
 
@@ -75,9 +76,9 @@ func ruleMatches(rule *security.Rule, p authz.Policy, r request) bool {
 		sources = append(sources, []field{
 			{s.Principals, s.NotPrincipals, false, func(v string) bool { return isPrincipal(v, r.identity) }},
 			{s.RequestPrincipals, s.NotRequestPrincipals, true, func(v string) bool { return isRequestPrincipal(v, r.claims) }},
-			{s.Namespaces, s.NotNamespaces, false, func(v string) bool { return like(v, part(r.identity, 2)) }},
+			{s.Namespaces, s.NotNamespaces, false, func(v string) bool { return within(v, part(r.identity, 2)) }},
 			{s.ServiceAccounts, s.NotServiceAccounts, false, func(v string) bool { return isAccount(v, p.Namespace, r.identity) }},
-			{s.TrustDomains, s.NotTrustDomains, false, func(v string) bool { return like(v, part(r.identity, 0)) }},
+			{s.TrustDomains, s.NotTrustDomains, false, func(v string) bool { return within(v, part(r.identity, 0)) }},
 			{s.IpBlocks, s.NotIpBlocks, false, func(v string) bool { return inBlock(v, "127.0.0.1") }},
 			{s.RemoteIpBlocks, s.NotRemoteIpBlocks, false, func(v string) bool { return inBlock(v, remoteOf(r)) }},
 		})
@@ -109,7 +110,7 @@ func ruleMatches(rule *security.Rule, p authz.Policy, r request) bool {
 func conditionField(w *security.Condition, p authz.Policy, r request) field {
 	f := field{values: w.Values, not: w.NotValues}
 	if name, ok := strings.CutPrefix(w.Key, "request.headers["); ok {
-		value, sent := r.headers[strings.TrimSuffix(name, "]")]
+		value, sent := r.headers[strings.ToLower(strings.TrimSuffix(name, "]"))]
 		f.http, f.has = true, func(v string) bool { return sent && (v == "*" || like(v, value)) }
 		return f
 	}
@@ -129,8 +130,8 @@ func conditionField(w *security.Condition, p authz.Policy, r request) field {
 		"source.ip":              func(v string) bool { return inBlock(v, "127.0.0.1") },
 		"destination.ip":         func(v string) bool { return inBlock(v, "127.0.0.1") },
 		"remote.ip":              func(v string) bool { return inBlock(v, remoteOf(r)) },
-		"source.namespace":       func(v string) bool { return like(v, part(r.identity, 2)) },
-		"source.trustDomain":     func(v string) bool { return like(v, part(r.identity, 0)) },
+		"source.namespace":       func(v string) bool { return within(v, part(r.identity, 2)) },
+		"source.trustDomain":     func(v string) bool { return within(v, part(r.identity, 0)) },
 		"source.serviceAccount":  func(v string) bool { return isAccount(v, p.Namespace, r.identity) },
 		"source.principal":       func(v string) bool { return isPrincipal(v, r.identity) },
 		"destination.port":       func(v string) bool { return v == r.port },
@@ -158,6 +159,15 @@ func like(pattern, s string) bool {
 	return s == pattern
 }
 
+// within is for namespaces and trust domains, of which any "*" is a wildcard.
+func within(pattern, s string) bool {
+	if pattern == "" || s == "" {
+		return pattern == s && s != ""
+	}
+	ok, err := path.Match(pattern, s)
+	return ok && err == nil
+}
+
 func part(identity string, i int) string {
 	if all := strings.Split(identity, "/"); i < len(all) {
 		return all[i]
@@ -165,23 +175,25 @@ func part(identity string, i int) string {
 	return ""
 }
 
-// isPrincipal compares with all trust domains of the mesh being one.
+// isPrincipal compares with all trust domains of the mesh being one, for principals that have all parts of an identity.
 func isPrincipal(pattern, identity string) bool {
-	one := func(s string) string {
-		domain, rest, _ := strings.Cut(s, "/")
-		if slices.Contains(trustDomains, domain) {
-			return "mesh/" + rest
-		}
-		return s
-	}
-	if strings.HasPrefix(pattern, "*") || identity == "" {
+	parts := strings.Split(pattern, "/")
+	if len(parts) != 5 || parts[0] == "*" || identity == "" {
 		return like(pattern, identity)
 	}
-	return like(one(pattern), one(identity))
+	rest := strings.Join(parts[1:], "/")
+	for _, d := range trustDomains { // each is one that the pattern may mean
+		if parts[0] == "cluster.local" || like(parts[0], d) || slices.ContainsFunc(trustDomains, func(d string) bool { return like(parts[0], d) }) {
+			if like(d+"/"+rest, identity) {
+				return true
+			}
+		}
+	}
+	return like(pattern, identity)
 }
 
-// isRequestPrincipal compares issuer/subject; a wildcard at the start is for the subject, one at the end for the issuer where
-// there is no slash.
+// isRequestPrincipal compares issuer/subject. The first or the last character is a wildcard, others are not: at the start it is for the issuer, or for
+// the subject where there is no slash; at the end for the subject, or for the issuer.
 func isRequestPrincipal(pattern string, claims map[string]any) bool {
 	issuer, _ := claims["iss"].(string)
 	subject, _ := claims["sub"].(string)
@@ -189,8 +201,10 @@ func isRequestPrincipal(pattern string, claims map[string]any) bool {
 	switch {
 	case issuer == "" || subject == "":
 		return false
+	case i >= 0 && strings.HasPrefix(pattern, "*"):
+		return like(pattern[:i], issuer) && pattern[i+1:] == subject
 	case i >= 0:
-		return like(pattern[:i], issuer) && like(pattern[i+1:], subject)
+		return pattern[:i] == issuer && like(pattern[i+1:], subject)
 	case strings.HasPrefix(pattern, "*"):
 		return like(pattern, subject)
 	}

@@ -3,6 +3,7 @@ package authz
 import (
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -56,6 +57,11 @@ func text(value string, ignoreCase bool) *matcherv3.StringMatcher {
 		m.MatchPattern = &matcherv3.StringMatcher_Exact{Exact: value}
 	}
 	return m
+}
+
+// exactly matches a value in which no character is a wildcard.
+func exactly(value string) *matcherv3.StringMatcher {
+	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: value}}
 }
 
 // pattern matches a whole text with a regular expression.
@@ -187,22 +193,37 @@ func serviceAccount(policyNamespace string) func(string) *rbacv3.Principal {
 // localDomain stands for the mesh's trust domain in principals, whatever that is.
 const localDomain = "cluster.local"
 
-// withAliases replaces each principal of one of the mesh's trust domains by one of each of them.
+// identityParts is the number of parts of an identity, DOMAIN/ns/NAMESPACE/sa/ACCOUNT, between slashes.
+const identityParts = 5
+
+// withAliases replaces each principal of one of the mesh's trust domains by one of each of them. One that has not all parts of an
+// identity, such as cluster.local/*, is compared as it is, as with Istio; a trust domain with a wildcard at its start stands for
+// itself where it matches one of the mesh's, and one with a wildcard at its end for all of them. [control-plane 1.10.11]
 func (b builder) withAliases(values []string) []string {
 	var out []string
 	for _, v := range values {
-		domain, rest, ok := strings.Cut(v, "/")
+		domain, rest, _ := strings.Cut(v, "/")
+		end, suffix := strings.CutPrefix(domain, "*")
+		start, prefix := strings.CutSuffix(domain, "*")
 		known := domain == localDomain
 		for _, d := range b.trustDomains {
-			known = known || d == domain
+			known = known || d == domain || suffix && strings.HasSuffix(d, end) || prefix && strings.HasPrefix(d, start)
 		}
-		if !ok || !known {
+		if strings.Count(v, "/") != identityParts-1 || domain == "*" || !known {
 			out = append(out, v)
 			continue
 		}
+		var each []string
 		for _, d := range b.trustDomains {
-			out = append(out, d+"/"+rest)
+			one := d + "/" + rest
+			if suffix && strings.HasSuffix(d, end) {
+				one = v
+			}
+			if !slices.Contains(each, one) {
+				each = append(each, one)
+			}
 		}
+		out = append(out, each...)
 	}
 	return out
 }

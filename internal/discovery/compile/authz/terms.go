@@ -163,22 +163,25 @@ func inMetadata(m *matcherv3.MetadataMatcher) *rbacv3.Principal {
 	return &rbacv3.Principal{Identifier: &rbacv3.Principal_Metadata{Metadata: m}} //nolint:staticcheck // Istio sends it, and proxies of before its successor know no other
 }
 
-// requestPrincipals matches the issuer and the subject of a token, "issuer/subject".
+// requestPrincipals matches the issuer and the subject of a token, "issuer/subject". One "*" is a wildcard, at the start or at the end:
+// at the start it is of the issuer, or of the subject where there is no slash, and at the end of the subject, or of the issuer.
 func requestPrincipals(values []string) *rbacv3.Principal {
 	var each []*rbacv3.Principal
 	for _, v := range values {
-		issuer, subject := "*", "*"
-		switch i := strings.LastIndex(v, "/"); {
-		case i >= 0:
-			issuer, subject = v[:i], v[i+1:]
+		i := strings.LastIndex(v, "/")
+		var issuer, subject *matcherv3.StringMatcher
+		switch {
+		case i < 0 && strings.HasPrefix(v, "*"):
+			issuer, subject = pattern(".+"), text(v, false)
+		case i < 0:
+			issuer, subject = text(v, false), pattern(".+")
 		case strings.HasPrefix(v, "*"):
-			subject = v
+			issuer, subject = text(v[:i], false), exactly(v[i+1:])
 		default:
-			issuer = v // it ends in a wildcard
+			issuer, subject = exactly(v[:i]), text(v[i+1:], false)
 		}
 		each = append(each, principals.and([]*rbacv3.Principal{
-			inMetadata(metadata(jwt.Filter, textValue(text(issuer, false)), jwt.Payload, "iss")),
-			inMetadata(metadata(jwt.Filter, textValue(text(subject, false)), jwt.Payload, "sub")),
+			inMetadata(metadata(jwt.Filter, textValue(issuer), jwt.Payload, "iss")), inMetadata(metadata(jwt.Filter, textValue(subject), jwt.Payload, "sub")),
 		}))
 	}
 	if len(each) == 1 {
@@ -194,8 +197,8 @@ func metadataOf(key string) func([]string) *rbacv3.Permission {
 	return func(values []string) *rbacv3.Permission {
 		var each []*matcherv3.ValueMatcher
 		for _, v := range values {
-			if element, ok := strings.CutPrefix(v, "["); ok && strings.HasSuffix(element, "]") {
-				each = append(each, inList(textValue(text(strings.TrimSuffix(element, "]"), false))))
+			if strings.HasPrefix(v, "[") && strings.HasSuffix(v, "]") {
+				each = append(each, inList(textValue(text(strings.Trim(v, "[]"), false))))
 			} else {
 				each = append(each, textValue(text(v, false)))
 			}

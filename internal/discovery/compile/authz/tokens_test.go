@@ -37,6 +37,12 @@ var tokenSets = []string{
 	`{rules: [{when: [{key: "request.auth.claims[iss]", values: [b.example]}]}]}`,
 	`{rules: [{from: [{source: {requestPrincipals: ["a.example/*"]}}], to: [{operation: {methods: [GET]}}]}, {to: [{operation: {paths: [/open]}}]}]}`,
 	`{rules: [{from: [{source: {requestPrincipals: ["*"]}}]}]} | {action: DENY, rules: [{when: [{key: "request.auth.claims[groups]", values: [guest]}]}]}`,
+	// Only the first or the last character is a wildcard.
+	`{rules: [{from: [{source: {requestPrincipals: ["*/*"]}}]}]}`, `{action: DENY, rules: [{from: [{source: {notRequestPrincipals: ["*/*"]}}]}]}`, `{rules: [{from: [{source: {requestPrincipals: ["*.example/me", "*/"]}}]}]}`,
+	`{rules: [{from: [{source: {requestPrincipals: ["*.example/m*", "a.*/me"]}}]}]}`, `{rules: [{from: [{source: {requestPrincipals: ["a.example/m*"]}}]}]}`, `{rules: [{from: [{source: {requestPrincipals: ["*me", "b.*"]}}]}]}`,
+	`{rules: [{when: [{key: request.auth.principal, notValues: ["*/me", "b.example/*"]}]}]}`,
+	`{rules: [{when: [{key: "request.auth.claims[groups]", values: ["*"]}]}]}`, `{rules: [{when: [{key: "request.auth.claims[groups]", notValues: ["*"]}]}]}`, `{action: DENY, rules: [{when: [{key: request.auth.audiences, notValues: ["*"]}]}]}`,
+	`{rules: [{when: [{key: "request.auth.claims[a][none]", notValues: ["*"]}]}]}`, `{rules: [{when: [{key: "request.auth.claims[a]", values: ["*"]}]}]}`, `{rules: [{when: [{key: "request.auth.claims[groups]", values: ["*s", "g*"], notValues: ["dev*"]}]}]}`,
 }
 
 // TestTokensInEnvoy compares what a real Envoy lets in with an evaluation of the policies by the claims of the request: with
