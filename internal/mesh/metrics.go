@@ -23,10 +23,13 @@ const (
 	RequestDuration = "request_duration_milliseconds"
 	RequestBytes    = "request_bytes"
 	ResponseBytes   = "response_bytes"
-	TCPOpened       = "tcp_connections_opened_total"
-	TCPClosed       = "tcp_connections_closed_total"
-	TCPSent         = "tcp_sent_bytes_total"
-	TCPReceived     = "tcp_received_bytes_total"
+	// The messages of gRPC in requests and in responses.
+	RequestMessages  = "request_messages_total"
+	ResponseMessages = "response_messages_total"
+	TCPOpened        = "tcp_connections_opened_total"
+	TCPClosed        = "tcp_connections_closed_total"
+	TCPSent          = "tcp_sent_bytes_total"
+	TCPReceived      = "tcp_received_bytes_total"
 )
 
 // The tags of the metrics in Envoy that are not labels of Istio's: each has several of them, so that Envoy formats few for each
@@ -38,6 +41,9 @@ const (
 	ServiceTag              = "service"     // host;namespace, or the name of a cluster and a semicolon
 	SourcePrincipalTag      = "source_principal"
 	DestinationPrincipalTag = "destination_principal"
+	// MessagesTag has how many messages a request of gRPC and its response have, with a comma between them: RequestMessages and
+	// ResponseMessages count such requests in Envoy.
+	MessagesTag = "messages"
 	// RemovedTag has the labels that the agent leaves out, separated by commas; it adds the series that are one without them.
 	RemovedTag = "removed"
 	// AddedTagPrefix begins the tags that a Telemetry adds, so that none has the name of another; the agent removes it.
@@ -59,10 +65,10 @@ var JoinedLabels = func() []string {
 	return out
 }()
 
-// MetricNames are the names of Istio's standard metrics in the Telemetry API, with those that they have without istio_. Envoy's own
-// filters do not count the messages of gRPC by these labels, so that two are missing. [control-plane 1.11.2]
+// MetricNames are the names of Istio's standard metrics in the Telemetry API, with those that they have without istio_. [control-plane 1.11.2]
 var MetricNames = map[string]string{
 	"REQUEST_COUNT": RequestsTotal, "REQUEST_DURATION": RequestDuration, "REQUEST_SIZE": RequestBytes, "RESPONSE_SIZE": ResponseBytes,
+	"GRPC_REQUEST_MESSAGES": RequestMessages, "GRPC_RESPONSE_MESSAGES": ResponseMessages,
 	"TCP_OPENED_CONNECTIONS": TCPOpened, "TCP_CLOSED_CONNECTIONS": TCPClosed, "TCP_SENT_BYTES": TCPSent, "TCP_RECEIVED_BYTES": TCPReceived,
 }
 

@@ -7,12 +7,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -90,6 +98,78 @@ func TestMetricsOfRequests(t *testing.T) {
 			}
 			if bytes.Contains(text, []byte("forged")) {
 				return fmt.Errorf("the page has what the application forged: %s", grep(text, "forged"))
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestMetricsOfMessages makes calls of gRPC, one of them a stream that its client ends: both sides' pages count the messages.
+func TestMetricsOfMessages(t *testing.T) {
+	m, _ := start(t, "metrics")
+	l, err := m.Pod("server-1.tokens").Net.Listen("tcp", ":9091")
+	if err != nil {
+		t.Fatal(err)
+	}
+	states, server := health.NewServer(), grpc.NewServer()
+	healthpb.RegisterHealthServer(server, states)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	conn, err := grpc.NewClient("passthrough:///10.96.40.2:9091", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+		return m.Pod("client-1.tokens").Net.Dial(ctx, "tcp", addr)
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	client := healthpb.NewHealthClient(conn)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	const calls, changes = 5, 12
+	for range calls {
+		if _, err := client.Check(ctx, &healthpb.HealthCheckRequest{}, grpc.WaitForReady(true)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := client.Check(ctx, &healthpb.HealthCheckRequest{Service: "none"}); status.Code(err) != codes.NotFound {
+		t.Fatal(err)
+	}
+	watched, stop := context.WithCancel(ctx)
+	defer stop()
+	stream, err := client.Watch(watched, &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range changes {
+		if _, err := stream.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		states.SetServingStatus("", healthpb.HealthCheckResponse_ServingStatus(2-i%2))
+	}
+	stop()
+	for pod, reporter := range map[string]string{"client-1.tokens": "source", "server-1.tokens": "destination"} {
+		labels := []string{
+			`reporter="` + reporter + `"`, `request_protocol="grpc"`, `source_workload="client"`, `source_principal="spiffe://cluster.local/ns/tokens/sa/client"`, `destination_service_name="server"`,
+			`destination_principal="spiffe://cluster.local/ns/tokens/sa/server"`,
+		}
+		if err := meshup.Await(t.Context(), time.Minute, "the messages on the page of "+pod, func(ctx context.Context) error {
+			page, err := metricsOf(ctx, m, pod)
+			if err != nil {
+				return err
+			}
+			requests, responses := sumOf(t, page, "istio_request_messages_total", labels...), sumOf(t, page, "istio_response_messages_total", labels...)
+			unary := sumOf(t, page, "istio_response_messages_total", append(labels, `grpc_response_status="0"`)...)
+			// The stream may have had one more, that of the last change.
+			if requests != calls+2 || responses < calls+changes || responses > calls+changes+1 || unary != calls || bytes.Contains(page, []byte("messages=")) {
+				return fmt.Errorf("%v messages in requests, %v in responses, %v in those of calls that succeeded: %s", requests, responses, unary, grep(page, "messages_total"))
 			}
 			return nil
 		}); err != nil {

@@ -69,7 +69,12 @@ func (m *istioMetrics) line(line []byte) []byte {
 	m.out.Reset()
 	m.out.WriteString(name)
 	m.out.WriteByte('{')
-	list, summed := istioLabels(strings.TrimPrefix(name, "istio_"), labels)
+	metric := strings.TrimPrefix(name, "istio_")
+	labels, each, ofMessages := messages(metric, labels)
+	if each < 0 {
+		return nil
+	}
+	list, summed := istioLabels(metric, labels)
 	for i, l := range list {
 		if i > 0 {
 			m.out.WriteByte(',')
@@ -80,8 +85,8 @@ func (m *istioMetrics) line(line []byte) []byte {
 		m.out.WriteByte('"')
 	}
 	m.out.WriteByte('}')
-	if v, err := strconv.ParseFloat(strings.TrimSpace(value), 64); summed && err == nil {
-		m.add(v)
+	if v, err := strconv.ParseFloat(strings.TrimSpace(value), 64); (summed || ofMessages) && err == nil {
+		m.add(v * each)
 		return nil
 	}
 	if !m.isNew(m.out.Bytes()) {
@@ -157,6 +162,25 @@ func cutLabels(s string, labels []label) (out []label, rest string, ok bool) {
 			return nil, "", false
 		}
 	}
+}
+
+// messages returns how many messages each request of a series has, for the two metrics of messages, and the labels without the tag that
+// says so; a request without any has -1. For other metrics ok is false.
+func messages(metric string, labels []label) (rest []label, each float64, ok bool) {
+	i := slices.IndexFunc(labels, func(l label) bool { return l.name == mesh.MessagesTag })
+	if metric != mesh.RequestMessages && metric != mesh.ResponseMessages || i < 0 {
+		return labels, 1, false
+	}
+	number, response, _ := strings.Cut(labels[i].value, ",")
+	if metric == mesh.ResponseMessages {
+		number = response
+	}
+	rest = slices.Delete(labels, i, i+1)
+	n, err := strconv.ParseUint(number, 10, 64)
+	if err != nil {
+		return rest, -1, true
+	}
+	return rest, float64(n), true
 }
 
 // istioLabels returns the labels of one of Istio's metrics: those that Envoy has joined first, then the others in their order. A

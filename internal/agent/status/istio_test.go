@@ -92,6 +92,9 @@ func TestOverriddenLabels(t *testing.T) {
 	one := func(metric, source, removed, more, value string) string {
 		return "envoy_istio_" + metric + `{reporter="destination",source="` + source + `",destination="w;n",removed="` + removed + `"` + more + "} " + value + "\n"
 	}
+	messages := func(which, source, count, value string) string {
+		return one(which+"_messages_total", source+";n;c;v;k", all, `,messages="`+count+`"`, value)
+	}
 	for name, tt := range map[string]struct{ page, want string }{
 		"added": {
 			"# TYPE envoy_istio_requests_total counter\n" + one("requests_total", "a;n", all, `,response_code="200"`, "1") + one("requests_total", "b;n", all, `,response_code="200"`, "41") + one("requests_total", "b;n", all, `,response_code="404"`, "5") +
@@ -106,6 +109,12 @@ func TestOverriddenLabels(t *testing.T) {
 		"labels with the names of tags": {
 			one("tcp_sent_bytes_total", "a;n", all+",request_protocol", `,label_removed="x",label_source="y",label_label_a="z",label_source_app="other"`, "1"),
 			`istio_tcp_sent_bytes_total{reporter="destination",destination_workload="w",removed="x",source="y",label_a="z",source_app="other"} 1` + "\n",
+		},
+		"messages": { // 3 unary calls, one that failed, a stream, and a request that a policy denied
+			"# TYPE envoy_istio_request_messages_total counter\n" + messages("request", "a", "1,1", "3") + messages("request", "b", "1,0", "1") + messages("request", "a", "2,1200", "2") + messages("request", "a", "", "9") +
+				"# TYPE envoy_istio_response_messages_total counter\n" + messages("response", "a", "1,1", "3") + messages("response", "b", "1,0", "1") + messages("response", "a", "2,1200", "2"),
+			"# TYPE istio_request_messages_total counter\n" + `istio_request_messages_total{reporter="destination",destination_workload="w"} 8` + "\n" +
+				"# TYPE istio_response_messages_total counter\n" + `istio_response_messages_total{reporter="destination",destination_workload="w"} 2403` + "\n",
 		},
 		"what clients send": {
 			one("tcp_sent_bytes_total", "a;n", all+",request_protocol", `,label_a="`+"\xff\xfe"+`",label_b="",label_c="\"\n"`, "1"),

@@ -19,7 +19,7 @@ import (
 // metric-label metric+label=format", and a provider without metrics as "provider: off".
 func TestMergeMetrics(t *testing.T) {
 	const client, server = telemetry.WorkloadMode_CLIENT, telemetry.WorkloadMode_SERVER
-	const all = "request_bytes-x request_duration_milliseconds-x requests_total-x response_bytes-x tcp_connections_closed_total-x tcp_connections_opened_total-x tcp_received_bytes_total-x tcp_sent_bytes_total-x"
+	const all = "request_bytes-x request_duration_milliseconds-x request_messages_total-x requests_total-x response_bytes-x response_messages_total-x tcp_connections_closed_total-x tcp_connections_opened_total-x tcp_received_bytes_total-x tcp_sent_bytes_total-x"
 	for name, tt := range map[string]struct{ entries, client, server string }{
 		"nothing":             {"[]", "d:", "d:"},
 		"an entry of nothing": {"[{}]", "d:", "d:"},
@@ -85,10 +85,10 @@ func overridesText(overrides map[string]listener.MetricOverride) (out []string) 
 	return out
 }
 
-// Every metric of the API has a name in Envoy, or package config tells that proxies do not have it.
+// Every metric of the API has a name in Envoy.
 func TestMetricNames(t *testing.T) {
 	for name := range telemetry.MetricSelector_IstioMetric_value {
-		if _, ok := mesh.MetricNames[name]; !ok && name != "ALL_METRICS" && !strings.HasPrefix(name, "GRPC_") {
+		if _, ok := mesh.MetricNames[name]; !ok && name != "ALL_METRICS" {
 			t.Errorf("%s has no name in Envoy", name)
 		}
 	}

@@ -38,9 +38,7 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.opencensus":                                                {text: noTracer},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.stackdriver":                                               {text: "proxies send nothing to Stackdriver"},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.sds":                                                       {text: "no secrets are fetched from it"},
-	"istio.telemetry.v1alpha1.Metrics.reporting_interval":                                                        {text: "bytes of connections that are not HTTP are counted when they end; remove it"},
-	"istio.telemetry.v1alpha1.MetricSelector.GRPC_REQUEST_MESSAGES":                                              {text: noMessages},
-	"istio.telemetry.v1alpha1.MetricSelector.GRPC_RESPONSE_MESSAGES":                                             {text: noMessages},
+	"istio.telemetry.v1alpha1.Metrics.reporting_interval":                                                        {text: "Envoy counts the bytes of connections that are not HTTP when they end; remove it"},
 	"istio.mesh.v1alpha1.MeshConfig.service_entry_visibility":                                                    {text: "the visibility of ServiceEntries depends on exportTo and defaultServiceExportTo only; remove it"},
 	"istio.mesh.v1alpha1.ServiceEntryVisibility.apply_to_sidecars":                                               {text: "a ServiceEntry that it hides would be visible to sidecars; restrict exportTo or defaultServiceExportTo, and remove it", rejected: true},
 	"istio.networking.v1alpha3.SidecarPort.target_port":                                                          {text: "a listener's port is port.number, and its destination defaultEndpoint"},
@@ -49,8 +47,7 @@ var consequences = map[protoreflect.FullName]consequence{
 }
 
 const (
-	noTracer   = "the provider is not used: no spans are sent to it"
-	noMessages = "proxies do not count the messages of gRPC"
+	noTracer = "the provider is not used: no spans are sent to it"
 	// agentsOnly is the consequence for all fields of ProxyConfig.
 	agentsOnly = "proxies that run get no ProxyConfig from the control plane; Pods get it when they are injected, other agents from --meshConfig and PROXY_CONFIG"
 )

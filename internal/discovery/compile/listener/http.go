@@ -26,6 +26,9 @@ import (
 // to clusters with an ALPN of their own disable it.
 const ALPNFilter = "envoy.filters.http.set_filter_state"
 
+// grpcStats is the name of the HTTP filter that counts the messages of gRPC, and of what it writes for metrics.
+const grpcStats = "envoy.filters.http.grpc_stats"
+
 func httpFilter(name string, m proto.Message) *hcmv3.HttpFilter {
 	return &hcmv3.HttpFilter{Name: name, ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: marshal.MustAny(m)}}
 }
@@ -50,7 +53,7 @@ func offerALPN() *hcmv3.HttpFilter {
 func (e Env) httpFilters(outbound bool) []*hcmv3.HttpFilter {
 	var out []*hcmv3.HttpFilter
 	if e.Caps.Has(mesh.GRPCStats) {
-		out = append(out, httpFilter("envoy.filters.http.grpc_stats", &grpcstatsv3.FilterConfig{
+		out = append(out, httpFilter(grpcStats, &grpcstatsv3.FilterConfig{
 			EmitFilterState: true, PerMethodStatSpecifier: &grpcstatsv3.FilterConfig_StatsForAllMethods{StatsForAllMethods: wrapperspb.Bool(false)},
 		}))
 	}

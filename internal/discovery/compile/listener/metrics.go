@@ -8,6 +8,7 @@ import (
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	accessdatav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	statsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/stats/v3"
 	headermutationv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
@@ -49,6 +50,9 @@ const (
 	maxPeer = "512"
 	// maxSeries bounds the counters and the histograms of a logger, each: their tags have what peers send.
 	maxSeries = 5000
+	// messages is how many messages a request of gRPC and its response have had until now. Envoy gives no format for either alone, and
+	// a counter cannot be raised by a text of two numbers: it counts requests by both, and the agent multiplies.
+	messages = "%FILTER_STATE(" + grpcStats + ":PLAIN)%"
 )
 
 // peerField is what a field of a peer's facts may consist of: what names of Kubernetes, and of clusters, have. What it does not
@@ -167,8 +171,9 @@ var (
 		{mesh.RequestBytes, "%DOWNSTREAM_WIRE_BYTES_RECEIVED%", statsv3.Config_Histogram_Bytes},
 		{mesh.ResponseBytes, "%DOWNSTREAM_WIRE_BYTES_SENT%", statsv3.Config_Histogram_Bytes},
 	}
-	openedMetrics = []metric{{name: mesh.TCPOpened}}
-	closedMetrics = []metric{
+	messageMetrics = []metric{{name: mesh.RequestMessages}, {name: mesh.ResponseMessages}}
+	openedMetrics  = []metric{{name: mesh.TCPOpened}}
+	closedMetrics  = []metric{
 		{name: mesh.TCPClosed}, {name: mesh.TCPSent, value: "%DOWNSTREAM_WIRE_BYTES_SENT%"}, {name: mesh.TCPReceived, value: "%DOWNSTREAM_WIRE_BYTES_RECEIVED%"},
 	}
 )
@@ -210,8 +215,8 @@ func (m Metrics) statsLog(metrics []metric, standard []*statsv3.Config_Tag, filt
 			continue
 		}
 		tags, whole := m.tagsOf(one.name, standard)
-		if !whole {
-			// The agent adds the series that differ in a removed label only: if Envoy forgot one, the sum would fall, as no counter does.
+		if !whole || slices.ContainsFunc(tags, func(t *statsv3.Config_Tag) bool { return t.GetName() == mesh.MessagesTag }) {
+			// The agent adds the series that differ in what it leaves out only: if Envoy forgot one, the sum would fall, as no counter does.
 			c.StatsScope.EnableEviction = false
 		}
 		stat := &statsv3.Config_Stat{Name: one.name, Tags: tags}
@@ -239,7 +244,21 @@ func (e Env) httpStats(s side) []*accesslogv3.AccessLog {
 	}
 	const protocol = "%CEL('content-type' in request.headers && request.headers['content-type'].startsWith('application/grpc') ? 'grpc' : 'http')%"
 	tags := s.tags([2]string{mesh.RequestProtocol, protocol}, [2]string{"response_code", "%RESPONSE_CODE%"}, [2]string{"grpc_response_status", "%GRPC_STATUS_NUMBER%"})
-	return e.Metrics.statsLog(httpMetrics, tags, nil)
+	out := e.Metrics.statsLog(httpMetrics, tags, nil)
+	if e.Caps.Has(mesh.GRPCStats) {
+		tags = append(tags, &statsv3.Config_Tag{Name: mesh.MessagesTag, ValueFormat: messages})
+		out = append(out, e.Metrics.statsLog(messageMetrics, tags, grpcOnly())...)
+	}
+	return out
+}
+
+// grpcOnly takes the requests of gRPC.
+func grpcOnly() *accesslogv3.AccessLogFilter {
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_HeaderFilter{HeaderFilter: &accesslogv3.HeaderFilter{
+		Header: &routev3.HeaderMatcher{Name: "content-type", HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{
+			StringMatch: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: "application/grpc"}},
+		}},
+	}}}
 }
 
 // connected is the type of a log that a TCP proxy writes when it has a connection to a server.
