@@ -18,6 +18,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery"
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca/policy"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/inject"
 	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/discovery/traffic"
@@ -168,6 +169,13 @@ func readOptions(v *settings.Values) discovery.Options {
 	o.Compile.NoSniffInbound = !v.Bool("PILOT_ENABLE_PROTOCOL_SNIFFING_FOR_INBOUND")
 	o.Compile.WholeRoutes = !v.Bool("vhds")
 	o.Compile.HTTP3 = v.Bool("PILOT_ENABLE_QUIC_LISTENERS")
+	o.Compile.Sessions = v.Bool("PILOT_ENABLE_PERSISTENT_SESSION_FILTER")
+	switch {
+	case v.Bool("PILOT_SEND_UNHEALTHY_ENDPOINTS"):
+		o.Compile.Unready = compile.UnreadyAlways
+	case v.Bool("PILOT_AUTO_SEND_UNHEALTHY_ENDPOINTS"):
+		o.Compile.Unready = compile.UnreadyUnused
+	}
 	o.Compile.RemoteKeys = jwks.ParseMode(v.Enum("PILOT_JWT_ENABLE_REMOTE_JWKS"))
 	o.Compile.AllocateAsked = !v.Bool("PILOT_ENABLE_IP_AUTOALLOCATE")
 	switch version := v.Enum("tls-min-version"); version {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery"
+	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
 	"github.com/pilothouse/pilothouse/internal/pki"
@@ -98,6 +99,15 @@ func TestOptionsFollowTheSettings(t *testing.T) {
 	off := map[string]string{"KUBECONFIG": "f", "PILOT_ENABLE_WORKLOAD_ENTRY_AUTOREGISTRATION": "false", "PILOT_ENABLE_WORKLOAD_ENTRY_HEALTHCHECKS": "false", "PILOT_WORKLOAD_ENTRY_GRACE_PERIOD": "1m"}
 	if r := readOptions(settings.Read(nil, off, settings.Discovery)).Registration; r != (discovery.RegistrationOptions{Off: true, NoHealth: true, Grace: time.Minute}) {
 		t.Errorf("%+v", r)
+	}
+	for unready, env := range map[compile.Unready]map[string]string{
+		compile.UnreadyNever:  {},
+		compile.UnreadyUnused: {"PILOT_ENABLE_PERSISTENT_SESSION_FILTER": "true", "PILOT_AUTO_SEND_UNHEALTHY_ENDPOINTS": "true"},
+		compile.UnreadyAlways: {"PILOT_ENABLE_PERSISTENT_SESSION_FILTER": "true", "PILOT_AUTO_SEND_UNHEALTHY_ENDPOINTS": "true", "PILOT_SEND_UNHEALTHY_ENDPOINTS": "true"},
+	} {
+		if c := readOptions(settings.Read(nil, env, settings.Discovery)).Compile; c.Unready != unready || c.Sessions != (len(env) > 0) {
+			t.Errorf("%v: %+v", env, c)
+		}
 	}
 	if want := []string{"c.example", "a.example", "b.example"}; !slices.Equal(o.CA.ServingNames, want) {
 		t.Errorf("serving names %q, want %q", o.CA.ServingNames, want)

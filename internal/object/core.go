@@ -66,6 +66,8 @@ type SlicePort struct {
 type SliceEndpoint struct {
 	Addresses          []netip.Addr
 	Ready, Terminating bool
+	// Serving is Ready, but that it does not depend on Terminating.
+	Serving bool `json:",omitempty"`
 	// Pod is the name of the endpoint's Pod in the slice's namespace, or empty.
 	Pod      string
 	NodeName string

@@ -153,6 +153,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 		Caps:        k.Scope.Value().Caps,
 		Passthrough: passthrough,
 		Near:        prefersNear(s, p),
+		Sessions:    s.Sessions() && !passthrough,
 	}
 	in.TLS = c.backendTLS(r, k.Scope, s, port)
 	if in.Resolution == cluster.OriginalDst && in.AutoMTLS && p.GetTls() == nil && c.inner.mutual.Of(r, servicePortKey{s.Key, n.Port}) {

@@ -275,6 +275,10 @@ type Options struct {
 	// WholeRoutes sends route configurations with all their virtual hosts to every proxy
 	// (--vhds).
 	WholeRoutes bool
+	// Sessions keeps the requests of a session at one endpoint of services with a label that says so (PILOT_ENABLE_PERSISTENT_SESSION_FILTER).
+	Sessions bool
+	// Unready says where endpoints that are not ready are sent.
+	Unready Unready
 	// HTTP3 has routers serve HTTP/3 beside HTTPS (PILOT_ENABLE_QUIC_LISTENERS).
 	HTTP3 bool
 	// AllocateAsked uses allocated addresses only for the proxies that ask for them (PILOT_ENABLE_IP_AUTOALLOCATE is false).
@@ -283,9 +287,23 @@ type Options struct {
 	RemoteKeys jwks.Mode
 }
 
+// Unready says in which clusters endpoints that are not ready are sent, as unhealthy ones.
+type Unready uint8
+
+// The clusters in which endpoints that are not ready are sent: in none, in those where Envoy never uses them, and in all
+// (PILOT_AUTO_SEND_UNHEALTHY_ENDPOINTS, PILOT_SEND_UNHEALTHY_ENDPOINTS).
+const (
+	UnreadyNever Unready = iota
+	UnreadyUnused
+	UnreadyAlways
+)
+
 // New adds the rules to g. They read those of m.
 func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 	c := &Compiler{model: m, opts: o, byRule: map[string]Kind{}}
+	if o.Unready != UnreadyNever {
+		m.SendUnready()
+	}
 	c.inner = inner{
 		plan:             incr.Derive(g, levelPlan, "listener parts", c.plan),
 		clusters:         incr.Derive(g, levelPlan, "service clusters", c.serviceClusters),

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/proto"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	networking "istio.io/api/networking/v1alpha3"
@@ -36,6 +37,8 @@ type assignmentKey struct {
 	families mesh.Capability
 	// proxyless is set for gRPC clients.
 	proxyless bool
+	// unready is set if endpoints that are not ready are sent.
+	unready bool
 }
 
 // endpoints returns the load assignment of a cluster for a scope and a location.
@@ -56,6 +59,7 @@ func (c *Compiler) endpoints(r *incr.Reader, k Key) []byte {
 		return c.inner.assignment.Of(r, key)
 	}
 	key.proxyless = k.Scope.Value().Caps.Has(mesh.Proxyless)
+	key.unready = !key.proxyless && c.sendsUnready(p)
 	key.locality = localityText(s, p, c.model.Mesh(r))
 	key.location = ranking(key.locality, k.Location.Value())
 	if s.NodeLocal {
@@ -73,7 +77,14 @@ func (c *Compiler) assignment(r *incr.Reader, k assignmentKey) []byte {
 	if !ok {
 		return nil
 	}
-	list := c.endpointsOf(r, endpointsInput{service: s, port: k.port, labels: unpairs(k.labels), location: k.location, locality: k.locality, network: k.network, mutual: k.mutual, passthrough: k.passthrough, families: k.families})
+	worst := model.Draining
+	switch {
+	case k.proxyless || k.passthrough: // the connections of clients that are to be forwarded are new ones
+		worst = model.Healthy
+	case k.unready:
+		worst = model.Unready
+	}
+	list := c.endpointsOf(r, endpointsInput{worst: worst, service: s, port: k.port, labels: unpairs(k.labels), location: k.location, locality: k.locality, network: k.network, mutual: k.mutual, passthrough: k.passthrough, families: k.families})
 	if k.proxyless {
 		list = proxyless.Endpoints(list)
 	}
@@ -92,6 +103,19 @@ type endpointsInput struct {
 	passthrough bool
 	// families are those of the client's addresses; 0 is any.
 	families mesh.Capability
+	// worst is the health that endpoints have at least. Only EDS tells which it is.
+	worst model.Health
+}
+
+// sendsUnready reports whether endpoints that are not ready are sent for clusters with a policy: always, or where no share of healthy
+// endpoints is so low that Envoy uses the others. [control-plane 1.2.26]
+func (c *Compiler) sendsUnready(p *networking.TrafficPolicy) bool {
+	return c.opts.Unready == UnreadyAlways || c.opts.Unready == UnreadyUnused && p.GetOutlierDetection().GetMinHealthPercent() <= 0
+}
+
+// healths are the states of health as Envoy has them.
+var healths = map[model.Health]corev3.HealthStatus{
+	model.Healthy: corev3.HealthStatus_UNKNOWN, model.Draining: corev3.HealthStatus_DRAINING, model.Unready: corev3.HealthStatus_UNHEALTHY,
 }
 
 // originatesMutual reports whether a client with a policy uses the mesh's mutual TLS with endpoints that accept it.
@@ -111,6 +135,9 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 		split.gateways = c.model.NetworkGateways(r)
 	}
 	instances := c.model.Instances(r, in.service.Key)
+	if in.worst > model.Healthy {
+		instances = c.model.AllInstances(r, in.service.Key)
+	}
 	balance := balanceOf(in.locality)
 	ranked := rankingLabels(balance) // not with distribute, which config refuses
 	families := in.families
@@ -120,11 +147,11 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 	for _, i := range instances {
 		addresses := addressesOf(i, families)
 		port, ok := i.Ports[in.port]
-		if !ok || !i.Subset(in.labels) || in.service.NodeLocal && !in.passthrough && i.Node != in.location.Node {
+		if !ok || i.Health > in.worst || !i.Subset(in.labels) || in.service.NodeLocal && !in.passthrough && i.Node != in.location.Node {
 			continue
 		}
 		e := cluster.Endpoint{
-			Port: port, Locality: i.Locality, Weight: i.Weight, Node: i.Node, Network: i.Network,
+			Port: port, Locality: i.Locality, Weight: i.Weight, Node: i.Node, Network: i.Network, Health: healths[i.Health],
 			TLS: i.TLS && !in.service.External && !model.IsUDPKey(in.port) && c.model.ModesFor(r, i.Namespace, i.Labels).Of(port) != mesh.Disable,
 		}
 		name, revision := canonicalService(i)
@@ -136,7 +163,7 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 			continue // what arrives is for this network, and is mutual TLS
 		}
 		if far := split.between(in.network, i); len(far) > 0 {
-			if e.TLS && in.mutual {
+			if e.TLS && in.mutual && i.Health == model.Healthy {
 				split.add(e, gatewaysFor(far, in.families))
 			}
 			continue

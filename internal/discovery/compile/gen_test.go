@@ -110,10 +110,19 @@ func (d *dice) change() object.Change {
 			o.Spec.(*object.ServiceSpec).ExternalAddresses = []netip.Addr{netip.MustParseAddr(fmt.Sprintf("192.0.2.%d", 1+d.roll(2)))}
 			o.Spec.(*object.ServiceSpec).ExternalHostnames = pick(d, nil, []string{"lb.example.com"})
 		}
+		if d.oneIn(3) {
+			if o.Meta.Labels == nil {
+				o.Meta.Labels = map[string]string{}
+			}
+			o.Meta.Labels[pick(d, mesh.SessionLabel, mesh.SessionHeaderLabel)] = pick(d, "one", "two")
+		}
 	case object.Pod:
 		o.Meta.Labels = d.labels()
 		if d.oneIn(2) {
 			o.Meta.Labels["security.istio.io/tlsMode"] = "istio"
+		}
+		if d.oneIn(6) {
+			o.Meta.Labels[mesh.DrainingLabel] = "true"
 		}
 		if d.oneIn(3) {
 			o.Meta.Labels["istio-locality"] = pick(d, "r1.z1", "r1.z2", "r2.z1")
@@ -126,7 +135,7 @@ func (d *dice) change() object.Change {
 		o.Spec = &object.EndpointSliceSpec{
 			Service:   pick(d, names...),
 			Ports:     []object.SlicePort{{Name: "http", Port: uint32(8080 + d.roll(2))}},
-			Endpoints: []object.SliceEndpoint{{Addresses: []netip.Addr{netip.MustParseAddr(d.ip())}, Ready: !d.oneIn(3), Pod: pick(d, names...)}},
+			Endpoints: []object.SliceEndpoint{{Addresses: []netip.Addr{netip.MustParseAddr(d.ip())}, Ready: !d.oneIn(3), Terminating: d.oneIn(4), Serving: !d.oneIn(4), Pod: pick(d, names...)}},
 		}
 	case object.ServiceEntry:
 		o.Spec = d.serviceEntry()

@@ -49,10 +49,17 @@ func TestGolden(t *testing.T) {
 		if slices.Contains(options, "protocol-filters") {
 			protocols = mesh.MongoFilter | mesh.RedisFilter
 		}
+		unready := compile.UnreadyNever
+		switch {
+		case slices.Contains(options, "unready"):
+			unready = compile.UnreadyAlways
+		case slices.Contains(options, "unready-unused"):
+			unready = compile.UnreadyUnused
+		}
 		w := newWorldWith(compile.Options{
 			RemoteKeys:      remote,
 			NoSniffOutbound: slices.Contains(options, "no-sniff-outbound"), NoSniffInbound: slices.Contains(options, "no-sniff-inbound"),
-			WholeRoutes: slices.Contains(options, "whole-routes"), HTTP3: slices.Contains(options, "http3"), TraceSampling: 1, ProtocolFilters: protocols,
+			WholeRoutes: slices.Contains(options, "whole-routes"), Sessions: slices.Contains(options, "sessions"), Unready: unready, HTTP3: slices.Contains(options, "http3"), TraceSampling: 1, ProtocolFilters: protocols,
 		})
 		m, verdicts := config.MeshConfig(header(input, "mesh"))
 		if len(verdicts) > 0 {

@@ -269,7 +269,7 @@ func (c *Compiler) outbound(r *incr.Reader, k scopeName) *merged {
 
 // listener returns one outbound listener of a scope.
 func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
-	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: c.model.Mesh(r), Protocols: c.opts.ProtocolFilters, Logs: c.clientLogs(r, k.Scope), Metrics: c.clientMetrics(r, k.Scope), Tracing: c.clientTracing(r, k.Scope)}
+	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: c.model.Mesh(r), Protocols: c.opts.ProtocolFilters, Sessions: c.opts.Sessions && k.Scope.Value().Caps.Has(mesh.Sessions), Logs: c.clientLogs(r, k.Scope), Metrics: c.clientMetrics(r, k.Scope), Tracing: c.clientTracing(r, k.Scope)}
 	if c.opts.NoSniffOutbound {
 		env.Caps &^= mesh.HTTPInspector
 	}

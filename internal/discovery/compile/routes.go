@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/route"
@@ -223,8 +224,17 @@ func (c *Compiler) resolver(r *incr.Reader, s mesh.ScopeID, listenerPort uint32)
 			Dynamic: dynamicOf(svc, to),
 			OwnALPN: tls != nil || cluster.OwnALPN(to.Protocol, p, c.model.Mesh(r)),
 			Hash:    route.HashPolicies(p.GetLoadBalancer()),
+			Session: c.sessionOf(s, svc),
 		}
 	}
+}
+
+// sessionOf returns how routes to a service keep sessions at one endpoint; nil if they do not.
+func (c *Compiler) sessionOf(s mesh.ScopeID, svc *model.Service) *anypb.Any {
+	if !c.opts.Sessions || !s.Value().Caps.Has(mesh.Sessions) || !svc.Sessions() {
+		return nil
+	}
+	return route.Session(svc.Session.Cookie, svc.Session.Path, svc.Session.Header)
 }
 
 // route returns a route configuration, joined from its encoded virtual hosts unless they are resources of

@@ -27,7 +27,10 @@ type world struct {
 	held     map[compile.Key]bool
 }
 
-func newWorld() *world { return newWorldWith(compile.Options{}) }
+// everything has the options that add to what is compiled.
+var everything = compile.Options{Sessions: true, Unready: compile.UnreadyUnused}
+
+func newWorld() *world { return newWorldWith(everything) }
 
 func newWorldWith(o compile.Options) *world {
 	g := incr.New()
@@ -39,7 +42,7 @@ func newWholeWorld() *world {
 	g := incr.New()
 	m := model.New(g, "cluster.local")
 	m.CompileWhole()
-	return worldOf(g, m, compile.Options{})
+	return worldOf(g, m, everything)
 }
 
 func worldOf(g *incr.Graph, m *model.Model, o compile.Options) *world {

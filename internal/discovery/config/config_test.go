@@ -106,6 +106,23 @@ func TestCore(t *testing.T) {
 	if got := config.Validate(o); len(got) != 1 || got[0].Field != "metadata.annotations[networking.istio.io/exportTo][1]" {
 		t.Errorf("exportTo annotation: %v", got)
 	}
+	for _, c := range []struct {
+		labels map[string]string
+		want   string
+	}{
+		{map[string]string{"istio.io/persistent-session": "cart:/shop"}, "[]"},
+		{map[string]string{"istio.io/persistent-session-header": "x-cart"}, "[]"},
+		{map[string]string{"istio.io/persistent-session": ":/"}, `invalid name of a cookie ""`},
+		{map[string]string{"istio.io/persistent-session": "cart:shop"}, `invalid path of a cookie "shop"`},
+		{map[string]string{"istio.io/persistent-session-header": "a b"}, `invalid name of a header "a b"`},
+		{map[string]string{"istio.io/persistent-session-header": "a", "istio.io/persistent-session": "b"}, "not applied: istio.io/persistent-session keeps sessions by a cookie"},
+	} {
+		o := parse(t, object.Service, "spec: {ports: [{port: 80}]}")
+		o.Meta.Labels = c.labels
+		if got := fmt.Sprint(config.Validate(o)); !strings.Contains(got, c.want) {
+			t.Errorf("labels %v: %s, want %s", c.labels, got, c.want)
+		}
+	}
 }
 
 func TestEntries(t *testing.T) {

@@ -46,12 +46,34 @@ func (c *check) service(s *object.ServiceSpec, m object.Meta) {
 	})
 	c.preference("spec.trafficDistribution", s.TrafficDistribution)
 	c.distribution(m)
+	c.sessions(m)
 	if list := m.Annotations[mesh.ExportToAnnotation]; list != "" {
 		var namespaces []string
 		for ns := range strings.SplitSeq(list, ",") {
 			namespaces = append(namespaces, strings.TrimSpace(ns))
 		}
 		c.exportTo("metadata.annotations["+mesh.ExportToAnnotation+"]", namespaces, true)
+	}
+}
+
+// sessions checks the labels that keep the requests of a session at one endpoint.
+func (c *check) sessions(m object.Meta) {
+	cookie, header := m.Labels[mesh.SessionLabel], m.Labels[mesh.SessionHeaderLabel]
+	at := func(label string) string { return "metadata.labels[" + label + "]" }
+	if cookie != "" {
+		name, path := mesh.SessionCookie(cookie)
+		if !isToken(name) {
+			c.fail(at(mesh.SessionLabel), "invalid name of a cookie %q: want letters, digits, \"-\", \"_\" and \".\"", name)
+		}
+		if !strings.HasPrefix(path, "/") || strings.ContainsFunc(path, func(r rune) bool { return r <= ' ' || r > '~' || r == ';' }) {
+			c.fail(at(mesh.SessionLabel), "invalid path of a cookie %q: want one such as /shop", path)
+		}
+	}
+	if header != "" && !isToken(header) {
+		c.fail(at(mesh.SessionHeaderLabel), "invalid name of a header %q: want letters, digits, \"-\", \"_\" and \".\"", header)
+	}
+	if cookie != "" && header != "" {
+		c.warn(at(mesh.SessionHeaderLabel), "not applied: %s keeps sessions by a cookie", mesh.SessionLabel)
 	}
 }
 

@@ -18,6 +18,7 @@ var kinds = map[object.Kind]func(*check, object.Object){
 	object.ServiceEntry: func(c *check, o object.Object) {
 		specRules(c, o, c.serviceEntry)
 		c.distribution(o.Meta)
+		c.sessions(o.Meta)
 	},
 	object.WorkloadEntry: func(c *check, o object.Object) {
 		specRules(c, o, func(s *networking.WorkloadEntry) { c.workload("spec", s, nil) })

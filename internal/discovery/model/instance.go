@@ -37,6 +37,18 @@ type Slice struct {
 	Spec *object.EndpointSliceSpec
 }
 
+// Health is whether clients may use an endpoint.
+type Health uint8
+
+// The states of health, the best first.
+const (
+	Healthy Health = iota
+	// Draining: the endpoint serves the sessions that it has, and gets no others.
+	Draining
+	// Unready: the endpoint is not ready.
+	Unready
+)
+
 // Instance is one endpoint of a service.
 type Instance struct {
 	// Address is an IP, a DNS name (only in services that resolve by DNS) or a socket path.
@@ -60,6 +72,7 @@ type Instance struct {
 	Cluster string
 	// Hostname is its name below that of the Service, in DNS; empty if it has none.
 	Hostname string
+	Health   Health
 }
 
 // Subset reports whether the instance has all of the labels. Those of its network and its cluster are what is in force,
@@ -116,8 +129,25 @@ func workloadBucket(ns string, selector map[string]string) string {
 // Instances returns the ready endpoints of the service row with that key, and of the rows that are one service with it if it is the one
 // with priority, sorted by address.
 func (m *Model) Instances(r *incr.Reader, key string) []*Instance {
+	return atLeast(m.rules.instances.Of(r, key), Healthy)
+}
+
+// AllInstances returns the endpoints as Instances does, then those that are draining, and then, after SendUnready, those that are not ready.
+func (m *Model) AllInstances(r *incr.Reader, key string) []*Instance {
 	return m.rules.instances.Of(r, key)
 }
+
+// atLeast returns the endpoints of a list, which begins with the healthiest, with some health or better.
+func atLeast(list []*Instance, h Health) []*Instance {
+	n := len(list)
+	for n > 0 && list[n-1].Health > h {
+		n--
+	}
+	return list[:n:n]
+}
+
+// SendUnready has AllInstances return endpoints that are not ready, too. It must be called before the first rule runs.
+func (m *Model) SendUnready() { m.unready = true }
 
 // Accounts returns the SPIFFE identities of the instances of the service row with that key, and its
 // subject alternative names, sorted and without duplicates. Those of the mesh are there in its trust domain
@@ -133,12 +163,12 @@ func (m *Model) instances(r *incr.Reader, key string) []*Instance {
 	}
 	out := m.joinInstances(r, m.parts(r, s))
 	slices.SortStableFunc(out, func(a, b *Instance) int {
-		return cmp.Or(cmp.Compare(a.Address, b.Address), cmp.Compare(a.Workload, b.Workload), cmp.Compare(a.Cluster, b.Cluster))
+		return cmp.Or(cmp.Compare(a.Health, b.Health), cmp.Compare(a.Address, b.Address), cmp.Compare(a.Workload, b.Workload), cmp.Compare(a.Cluster, b.Cluster))
 	})
 	return out
 }
 
-// rowInstances returns the ready endpoints of one row.
+// rowInstances returns the endpoints of one row.
 func (m *Model) rowInstances(r *incr.Reader, s *Service) (out []*Instance) {
 	td := m.Mesh(r).TrustDomain
 	for _, e := range s.Source.Inline {
@@ -156,24 +186,40 @@ func (m *Model) rowInstances(r *incr.Reader, s *Service) (out []*Instance) {
 	own := m.inOwnCluster(r, s)
 	if own != nil && !sliced && len(own.Source.Selector) > 0 {
 		for _, p := range incr.In(r, m.tables.pods, workloadBucket(own.Namespace, own.Source.Selector)) {
-			if p.Cluster == "" && subset(own.Source.Selector, p.Labels) && !p.Spec.Done && (p.Spec.Ready || own.Source.PublishNotReady) {
-				out = append(out, m.podInstances(r, own, p, td)...)
+			ready := p.Spec.Ready || own.Source.PublishNotReady
+			if p.Cluster == "" && subset(own.Source.Selector, p.Labels) && !p.Spec.Done && (ready || m.unready) {
+				out = append(out, withHealth(m.podInstances(r, own, p, td), ready)...)
 			}
 		}
 	}
 	if len(s.Source.Selector) > 0 {
 		selected := workloadBucket(s.Namespace, s.Source.Selector)
 		for _, e := range incr.In(r, m.tables.entries, selected) {
-			if labels := e.labels(); !e.Unhealthy && subset(s.Source.Selector, labels) && s.takes(e.Spec.Address) {
+			if labels := e.labels(); (!e.Unhealthy || m.unready) && subset(s.Source.Selector, labels) && s.takes(e.Spec.Address) {
 				i := m.entryInstance(s, e.Spec, labels, e.Name, td)
 				if i.Network == "" {
 					i.Network = m.network(r, "", labels, i.Address)
 				}
-				out = append(out, i)
+				out = append(out, withHealth([]*Instance{i}, !e.Unhealthy)...)
 			}
 		}
 	}
+	for _, i := range out {
+		if i.Health == Healthy && i.Labels[mesh.DrainingLabel] != "" {
+			i.Health = Draining
+		}
+	}
 	return out
+}
+
+// withHealth returns a list, whose endpoints have no health yet, as ready ones or as others.
+func withHealth(list []*Instance, ready bool) []*Instance {
+	if !ready {
+		for _, i := range list {
+			i.Health = Unready
+		}
+	}
+	return list
 }
 
 // inOwnCluster returns the row of a Service in the control plane's cluster, nil if there is none. Other rows are
@@ -327,6 +373,7 @@ type sliceEndpoint struct {
 	cluster   string
 	addresses []netip.Addr
 	ports     map[uint32]uint32
+	health    Health
 }
 
 // joins reports whether an address of an endpoint is another one of the same endpoint: of the same Pod and of another
@@ -341,7 +388,18 @@ func (e *sliceEndpoint) joins(cluster, pod string, ip netip.Addr) bool {
 	return pod != "" && e.Pod == pod && !slices.ContainsFunc(e.addresses, func(a netip.Addr) bool { return mesh.FamilyOf(a) == mesh.FamilyOf(ip) })
 }
 
-// endpointsInSlices returns the endpoints that clients use of a Service in the slices of all clusters, and whether the
+// healthOf returns the health of an endpoint in a slice, false if clients are not told of it.
+func (m *Model) healthOf(s *Service, e object.SliceEndpoint) (h Health, told bool) {
+	switch {
+	case e.Terminating:
+		return Draining, e.Serving && s.Sessions()
+	case e.Ready || s.Source.PublishNotReady:
+		return Healthy, true
+	}
+	return Unready, m.unready
+}
+
+// endpointsInSlices returns the endpoints that clients are told of a Service in the slices of all clusters, and whether the
 // control plane's cluster has slices of it.
 func (m *Model) endpointsInSlices(r *incr.Reader, s *Service) (out []*sliceEndpoint, own bool) {
 	index := map[string][]*sliceEndpoint{} // by Pod, and by address
@@ -356,7 +414,8 @@ func (m *Model) endpointsInSlices(r *incr.Reader, s *Service) (out []*sliceEndpo
 			}
 		}
 		for _, e := range sl.Spec.Endpoints {
-			if e.Terminating || (!e.Ready && !s.Source.PublishNotReady) {
+			health, told := m.healthOf(s, e)
+			if !told {
 				continue
 			}
 			for _, ip := range e.Addresses {
@@ -374,6 +433,7 @@ func (m *Model) endpointsInSlices(r *incr.Reader, s *Service) (out []*sliceEndpo
 					known = &sliceEndpoint{SliceEndpoint: e, cluster: sl.Cluster, ports: map[uint32]uint32{}}
 					out = append(out, known)
 				}
+				known.health = max(known.health, health)
 				maps.Copy(known.ports, ports) // the ports of one endpoint may be in several slices
 				if !slices.Contains(known.addresses, ip) {
 					known.addresses = append(known.addresses, ip)
@@ -422,7 +482,7 @@ func (m *Model) sliceInstances(r *incr.Reader, s *Service, td string) (out []*In
 		if e.Zone != "" && i.Locality == (mesh.Locality{}) {
 			i.Locality.Zone = e.Zone
 		}
-		i.Hostname = e.Hostname
+		i.Hostname, i.Health = e.Hostname, e.health
 		out = append(out, i)
 	}
 	return out, own
@@ -430,7 +490,7 @@ func (m *Model) sliceInstances(r *incr.Reader, s *Service, td string) (out []*In
 
 func (m *Model) accounts(r *incr.Reader, key string) []string {
 	var out []string
-	for _, i := range m.rules.instances.Of(r, key) {
+	for _, i := range atLeast(m.rules.instances.Of(r, key), Draining) {
 		if i.Identity != "" {
 			out = append(out, i.Identity)
 		}

@@ -47,6 +47,8 @@ type Model struct {
 	whole   bool            // no scope is derived from another
 	// allocateAsked uses allocated addresses only for proxies that ask for them.
 	allocateAsked bool
+	// unready is that of SendUnready.
+	unready bool
 	// remoteKeys says who fetches the keys of tokens.
 	remoteKeys jwks.Mode
 }

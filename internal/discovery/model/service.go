@@ -48,8 +48,30 @@ type Service struct {
 	Prefer mesh.Preference
 	// NodeLocal is set if clients use only endpoints on their own Node.
 	NodeLocal bool
+	// Session is how clients name the endpoint of their session in requests to it.
+	Session Session
 	// Joins says with which others a row of a ServiceEntry is one service.
 	Joins mesh.EntryJoin
+}
+
+// Session is the cookie or else the header that names the endpoint of a client's session; the zero value is for services without
+// sessions. [control-plane 1.12.20]
+type Session struct {
+	Cookie, Path string
+	Header       string
+}
+
+// Sessions reports whether the service keeps the requests of a session at one endpoint.
+func (s *Service) Sessions() bool { return s.Session != Session{} }
+
+// sessionOf returns what the labels of a service's object say of its sessions.
+func sessionOf(labels map[string]string) (s Session) {
+	if cookie := labels[mesh.SessionLabel]; cookie != "" {
+		s.Cookie, s.Path = mesh.SessionCookie(cookie)
+		return s
+	}
+	s.Header = labels[mesh.SessionHeaderLabel]
+	return s
 }
 
 // Addresses are the virtual addresses of a service.
@@ -156,6 +178,7 @@ func serviceOf(o *object.Object, spec *object.ServiceSpec, domain string) *Servi
 		},
 		Addresses: Addresses{VIPs: spec.ClusterIPs},
 		NodeLocal: spec.NodeLocal,
+		Session:   sessionOf(o.Meta.Labels),
 	}
 	s.Prefer, _ = mesh.ParsePreference(cmp.Or(spec.TrafficDistribution, o.Meta.Annotations[mesh.DistributionAnnotation])) // package config tells of others
 	if !o.Meta.Created.IsZero() {
@@ -195,6 +218,7 @@ func servicesOfEntry(o *object.Object, spec *networking.ServiceEntry) []*Service
 			External: spec.Location == networking.ServiceEntry_MESH_EXTERNAL,
 			ExportTo: spec.ExportTo,
 			Joins:    mesh.EntryJoinOf(spec, o.Namespace),
+			Session:  sessionOf(o.Meta.Labels),
 			Source:   Source{Inline: spec.Endpoints, Selector: spec.GetWorkloadSelector().GetLabels(), SANs: spec.SubjectAltNames},
 		}
 		s.Prefer, _ = mesh.ParsePreference(o.Meta.Annotations[mesh.DistributionAnnotation])

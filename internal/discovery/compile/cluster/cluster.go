@@ -85,6 +85,8 @@ type Input struct {
 	Credentials bool
 	// Near is set if the service prefers endpoints near the client, so that the mesh's locality setting does not apply.
 	Near bool
+	// Sessions is set if requests return to the endpoint of their session, also while it is draining.
+	Sessions bool
 	// Caps are the capabilities of the proxy; what it does not support is left out.
 	Caps mesh.Capability
 	// Passthrough is set for a router that forwards the mutual TLS between clients and endpoints, by the clients' server
@@ -157,6 +159,11 @@ func Build(in Input) *clusterv3.Cluster {
 	}
 	setDiscovery(c, in)
 	setBalancing(c, in)
+	if in.Sessions && in.resolution() == EDS {
+		c.CommonLbConfig.OverrideHostStatus = &corev3.HealthStatusSet{Statuses: []corev3.HealthStatus{
+			corev3.HealthStatus_HEALTHY, corev3.HealthStatus_DRAINING, corev3.HealthStatus_UNKNOWN, corev3.HealthStatus_DEGRADED,
+		}}
+	}
 	setPool(c, in)
 	setOutlier(c, in.Policy.GetOutlierDetection())
 	opts := protocolOptions(in)

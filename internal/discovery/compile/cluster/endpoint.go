@@ -35,6 +35,8 @@ type Endpoint struct {
 	TLS bool
 	// Node and Network are where the workload is; each may be empty. Only ranks depend on them.
 	Node, Network string
+	// Health is what clients are told of the endpoint; 0 is that it is healthy. Only EDS tells it.
+	Health corev3.HealthStatus
 	// Gateway is set if it is a gateway to endpoints of another network.
 	Gateway bool
 }
@@ -103,6 +105,7 @@ func lbEndpoint(e Endpoint) *endpointv3.LbEndpoint {
 		HostIdentifier:      &endpointv3.LbEndpoint_Endpoint{Endpoint: at},
 		LoadBalancingWeight: wrapperspb.UInt32(max(e.Weight, 1)),
 	}
+	out.HealthStatus = e.Health
 	if len(meta) > 0 {
 		out.Metadata = &corev3.Metadata{FilterMetadata: meta}
 	}

@@ -6,7 +6,6 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
-	sessionv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/stateful_session/v3"
 	proxyprotocolv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/listener/proxy_protocol/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
@@ -167,8 +166,8 @@ func (e Env) gatewayHTTP(statPrefix, routes string, g Gateway) *listenerv3.Filte
 func (e Env) gatewayManager(statPrefix, routes string, g Gateway) *hcmv3.HttpConnectionManager {
 	h, t := e.manager(statPrefix, true, clientSide()), g.Topology
 	h.HttpFilters = slices.Concat(g.Authorization.HTTP, h.HttpFilters)
-	if g.Sessions { // before the router
-		h.HttpFilters = slices.Insert(h.HttpFilters, len(h.HttpFilters)-1, httpFilter("envoy.filters.http.stateful_session", &sessionv3.StatefulSession{}))
+	if g.Sessions && !e.Sessions {
+		keepSessions(h)
 	}
 	h.RouteSpecifier = rds(routes)
 	h.UseRemoteAddress = wrapperspb.Bool(true)

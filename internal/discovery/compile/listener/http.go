@@ -12,6 +12,7 @@ import (
 	grpcstatsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/grpc_stats/v3"
 	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
 	httpfilterstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/set_filter_state/v3"
+	sessionv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/stateful_session/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	uuidv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/request_id/uuid/v3"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
@@ -103,10 +104,18 @@ func (e Env) manager(statPrefix string, outbound bool, s side) *hcmv3.HttpConnec
 		})}
 	}
 	h.Tracing = e.tracing()
+	if outbound && e.Sessions {
+		keepSessions(h)
+	}
 	if e.Caps.Has(mesh.HTTP10) {
 		h.HttpProtocolOptions = &corev3.Http1ProtocolOptions{AcceptHttp_10: true}
 	}
 	return h
+}
+
+// keepSessions adds, before the router, the filter that keeps the requests of a session at one endpoint.
+func keepSessions(h *hcmv3.HttpConnectionManager) {
+	h.HttpFilters = slices.Insert(h.HttpFilters, len(h.HttpFilters)-1, httpFilter("envoy.filters.http.stateful_session", &sessionv3.StatefulSession{}))
 }
 
 // outboundHTTP returns a connection manager with the given RDS resource.

@@ -42,6 +42,8 @@ type Env struct {
 	Tracing *Tracing
 	// Protocols are those of mesh.MongoFilter and RedisFilter that are used.
 	Protocols mesh.Capability
+	// Sessions is set if all outbound listeners have the filter that keeps the requests of a session at one endpoint, for the routes that say how.
+	Sessions bool
 }
 
 // The application protocols that filter chains match [control-plane C5]: those that the client offers,

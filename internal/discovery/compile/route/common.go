@@ -64,6 +64,11 @@ func (x Route) envoy(caps mesh.Capability) *routev3.Route {
 	case x.Direct != nil:
 		r.Action = &routev3.Route_DirectResponse{DirectResponse: x.Direct}
 	case x.Forward != nil:
+		if _, own := x.Filters[SessionFilter]; own {
+			for i := range x.Forward.To {
+				x.Forward.To[i].Session = nil
+			}
+		}
 		x.Forward.set(r, caps, x.Request.authority)
 	}
 	r.RequestHeadersToAdd = append(x.Request.add, r.RequestHeadersToAdd...)
@@ -121,7 +126,7 @@ func (t Target) alone(r *routev3.Route, a *routev3.RouteAction, caps mesh.Capabi
 	if t.Request.authority != "" {
 		a.HostRewriteSpecifier = &routev3.RouteAction_HostRewriteLiteral{HostRewriteLiteral: t.Request.authority}
 	}
-	r.TypedPerFilterConfig = t.filterState(caps, cmp.Or(authority, a.GetHostRewriteLiteral()))
+	r.TypedPerFilterConfig = t.perFilter(caps, cmp.Or(authority, a.GetHostRewriteLiteral()))
 }
 
 // weighted distributes requests by weight. It returns false if the sum of the weights is invalid.
@@ -151,6 +156,6 @@ func (t Target) weight(caps mesh.Capability, host string) *routev3.WeightedClust
 	if t.Request.authority != "" {
 		c.HostRewriteSpecifier = &routev3.WeightedCluster_ClusterWeight_HostRewriteLiteral{HostRewriteLiteral: t.Request.authority}
 	}
-	c.TypedPerFilterConfig = t.filterState(caps, cmp.Or(t.Request.authority, host))
+	c.TypedPerFilterConfig = t.perFilter(caps, cmp.Or(t.Request.authority, host))
 	return c
 }

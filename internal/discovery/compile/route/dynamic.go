@@ -15,6 +15,18 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
+// perFilter returns the configuration of filters for a route to the destination; nil for none. host is that of filterState.
+func (d Destination) perFilter(caps mesh.Capability, host string) map[string]*anypb.Any {
+	out := d.filterState(caps, host)
+	if d.Session != nil {
+		if out == nil {
+			out = map[string]*anypb.Any{}
+		}
+		out[SessionFilter] = d.Session
+	}
+	return out
+}
+
 // filterState returns the configuration, for a route to the destination, of the filter that sets what connections depend on; nil for none.
 // host is what the route rewrites the Host header to, empty if it does not.
 func (d Destination) filterState(caps mesh.Capability, host string) map[string]*anypb.Any {

@@ -50,6 +50,8 @@ type Destination struct {
 	Dynamic *cluster.DynamicName
 	// Hash are the policies of the cluster's consistent hashing (HashPolicies); empty for none.
 	Hash []*routev3.RouteAction_HashPolicy
+	// Session is how the requests of a session stay at one endpoint, the configuration of SessionFilter; nil if they do not.
+	Session *anypb.Any
 }
 
 // Resolver resolves a host, port and subset. The host is fully qualified. If port is 0, it is the
@@ -232,7 +234,7 @@ func Default(host string, port uint32, d Destination, m *meshv1.MeshConfig, caps
 		}},
 		Decorator: &routev3.Decorator{Operation: host + ":" + strconv.FormatUint(uint64(port), 10) + "/*"},
 	}
-	r.TypedPerFilterConfig = d.filterState(caps, "")
+	r.TypedPerFilterConfig = d.perFilter(caps, "")
 	return r
 }
 

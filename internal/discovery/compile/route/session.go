@@ -31,16 +31,34 @@ func session(rule KubernetesRule, grpc bool, i int, s *gatewayv1.SessionPersiste
 		fmt.Fprintf(h, "%v/%s/%s/%d", grpc, rule.Namespace, rule.Name, i)
 		name = fmt.Sprintf("session-%016x", h.Sum64())
 	}
-	kind, state := "envoy.http.stateful_session.cookie", proto.Message(nil)
 	if value(s.Type) == gatewayv1.HeaderBasedSessionPersistence {
-		kind, state = "envoy.http.stateful_session.header", &headerstatev3.HeaderBasedSessionState{Name: name}
-	} else {
-		cookie := &cookiev3.Cookie{Name: name, Path: "/"}
-		if s.CookieConfig != nil && value(s.CookieConfig.LifetimeType) == gatewayv1.PermanentCookieLifetimeType {
-			cookie.Ttl = seconds(duration(s.AbsoluteTimeout))
-		}
-		state = &cookiestatev3.CookieBasedSessionState{Cookie: cookie}
+		return byHeader(name)
 	}
+	cookie := &cookiev3.Cookie{Name: name, Path: "/"}
+	if s.CookieConfig != nil && value(s.CookieConfig.LifetimeType) == gatewayv1.PermanentCookieLifetimeType {
+		cookie.Ttl = seconds(duration(s.AbsoluteTimeout))
+	}
+	return byCookie(cookie)
+}
+
+// Session is the configuration of SessionFilter for routes that keep sessions at one endpoint: with a cookie, which lasts as long as the
+// client's session, or else a header. [control-plane 1.12.20]
+func Session(cookie, path, header string) *anypb.Any {
+	if cookie == "" {
+		return byHeader(header)
+	}
+	return byCookie(&cookiev3.Cookie{Name: cookie, Path: path})
+}
+
+func byHeader(name string) *anypb.Any {
+	return sessionState("envoy.http.stateful_session.header", &headerstatev3.HeaderBasedSessionState{Name: name})
+}
+
+func byCookie(c *cookiev3.Cookie) *anypb.Any {
+	return sessionState("envoy.http.stateful_session.cookie", &cookiestatev3.CookieBasedSessionState{Cookie: c})
+}
+
+func sessionState(kind string, state proto.Message) *anypb.Any {
 	return marshal.MustAny(&sessionv3.StatefulSessionPerRoute{Override: &sessionv3.StatefulSessionPerRoute_StatefulSession{
 		StatefulSession: &sessionv3.StatefulSession{SessionState: &corev3.TypedExtensionConfig{Name: kind, TypedConfig: marshal.MustAny(state)}},
 	}})

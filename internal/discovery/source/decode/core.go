@@ -124,6 +124,10 @@ func (r *reducer) slice(s *discoveryv1.EndpointSlice) *object.EndpointSliceSpec 
 			Terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
 			NodeName:    text(e.NodeName), Zone: text(e.Zone), Hostname: text(e.Hostname),
 		}
+		ep.Serving = ep.Ready
+		if e.Conditions.Serving != nil {
+			ep.Serving = *e.Conditions.Serving
+		}
 		if ref := e.TargetRef; ref != nil && ref.Kind == "Pod" {
 			ep.Pod = ref.Name
 		}

@@ -61,9 +61,9 @@ kind: EndpointSlice
 metadata: {name: a-x, labels: {kubernetes.io/service-name: a}}
 addressType: IPv4
 ports: [{name: http, port: 80}, {name: any}]
-endpoints: [{addresses: [10.0.0.1], targetRef: {kind: Pod, name: p}, nodeName: m, zone: z}, {addresses: [10.0.0.2], conditions: {ready: false, terminating: true}}]`,
+endpoints: [{addresses: [10.0.0.1], targetRef: {kind: Pod, name: p}, nodeName: m, zone: z}, {addresses: [10.0.0.2], conditions: {ready: false, terminating: true}}, {addresses: [10.0.0.3], conditions: {ready: false, serving: true, terminating: true}}]`,
 			"EndpointSlice default/a-x", &object.EndpointSliceSpec{Service: "a", Ports: []object.SlicePort{{Name: "http", Port: 80, Protocol: "TCP"}},
-				Endpoints: []object.SliceEndpoint{{Addresses: ips("10.0.0.1"), Ready: true, Pod: "p", NodeName: "m", Zone: "z"}, {Addresses: ips("10.0.0.2"), Terminating: true}}}},
+				Endpoints: []object.SliceEndpoint{{Addresses: ips("10.0.0.1"), Ready: true, Serving: true, Pod: "p", NodeName: "m", Zone: "z"}, {Addresses: ips("10.0.0.2"), Terminating: true}, {Addresses: ips("10.0.0.3"), Serving: true, Terminating: true}}}},
 		{"pod", `
 apiVersion: v1
 kind: Pod
