@@ -68,7 +68,7 @@ func (s *Sub) dropWarming(drop func(i int) bool) { s.warming = s.warming.without
 // for a client may use some clusters of a response that it refuses.
 func (s *Sub) clustersAnswered(from, to uint64) {
 	refused := s.states[CDS].refused
-	for i, r := range s.warming.lists.all() {
+	for i, r := range s.warming.all() {
 		if seq := s.warming.response(i).seq; seq < from || seq > to {
 			continue
 		}
@@ -268,7 +268,7 @@ func (s *Sub) heldByWarming(r *Resource) (blocked bool) {
 		w.state[i] |= given
 	}
 	if r.refers.unknown || len(r.refers.names) > w.len() {
-		for i, c := range w.lists.all() {
+		for i, c := range w.all() {
 			if r.refers.has(c.Name) {
 				each(i)
 			}

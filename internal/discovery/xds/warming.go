@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"iter"
 	"slices"
 	"time"
 )
@@ -18,9 +19,12 @@ import (
 type warmingClusters struct {
 	lists resourceLists // may be those of a view, and are not changed
 	state []warmingState
-	// in are the responses that they came in; nil if all came in one, which is all.
-	in  []*sentClusters
-	all *sentClusters
+	// used is how many of them are in use by now. They stay in the lists as long as most of these warm, since a list without
+	// them is a copy.
+	used int
+	// in are the responses that they came in; nil if all came in one, which is only.
+	in   []*sentClusters
+	only *sentClusters
 	// owed is how many are.
 	owed int
 }
@@ -39,6 +43,8 @@ const (
 	given
 	// unasked: nothing waits for its assignment.
 	unasked
+	// used: the cluster does not count any more.
+	used
 )
 
 func (st warmingState) is(of warmingState) bool { return st&of != 0 }
@@ -50,25 +56,39 @@ type sentClusters struct {
 	since time.Time
 }
 
-func (w *warmingClusters) len() int { return len(w.state) }
+func (w *warmingClusters) len() int { return len(w.state) - w.used }
+
+// all ranges over the clusters with their places in the lists.
+func (w *warmingClusters) all() iter.Seq2[int, *Resource] {
+	return func(yield func(int, *Resource) bool) {
+		for i, r := range w.lists.all() {
+			if !w.state[i].is(used) && !yield(i, r) {
+				return
+			}
+		}
+	}
+}
 
 // response is the one that a cluster came in.
 func (w *warmingClusters) response(i int) *sentClusters {
 	if w.in == nil {
-		return w.all
+		return w.only
 	}
 	return w.in[i]
 }
 
 // find is where a cluster is; false if it is not.
-func (w *warmingClusters) find(name string) (int, bool) { return w.lists.find(name) }
+func (w *warmingClusters) find(name string) (place int, ok bool) {
+	place, ok = w.lists.find(name)
+	return place, ok && !w.state[place].is(used)
+}
 
 // eachOwed ranges over the clusters whose assignments are still to be sent, until yield is false.
 func (w *warmingClusters) eachOwed(yield func(i int, needs string) bool) {
 	if w.owed == 0 {
 		return
 	}
-	for i, r := range w.lists.all() {
+	for i, r := range w.all() {
 		if w.state[i].is(owed) && !yield(i, r.Needs) {
 			return
 		}
@@ -83,7 +103,7 @@ func (w *warmingClusters) sent(i int) {
 
 // awaits says whether a cluster waits for the answer to its assignment of a name.
 func (w *warmingClusters) awaits(needs string) bool {
-	for i, r := range w.lists.all() {
+	for i, r := range w.all() {
 		if r.Needs == needs && w.state[i].is(assigned) {
 			return true
 		}
@@ -113,7 +133,7 @@ func (w *warmingClusters) with(added resourceLists, in *sentClusters, made func(
 		state warmingState
 	}
 	entries := make([]entry, 0, w.len()+added.len())
-	for i, r := range w.lists.all() {
+	for i, r := range w.all() {
 		if _, again := added.find(r.Name); !again {
 			entries = append(entries, entry{r, w.response(i), w.state[i]})
 		}
@@ -133,11 +153,11 @@ func (w *warmingClusters) with(added resourceLists, in *sentClusters, made func(
 // newWarming is the clusters of lists, with what is known of each. Most came in one response.
 func newWarming(lists resourceLists, most *sentClusters, known func(i int, r *Resource) (*sentClusters, warmingState)) warmingClusters {
 	n := lists.len()
-	out := warmingClusters{lists: lists, all: most, state: make([]warmingState, n)}
+	out := warmingClusters{lists: lists, only: most, state: make([]warmingState, n)}
 	for i, r := range lists.all() {
 		from, st := known(i, r)
-		if out.in == nil && from != out.all {
-			out.in = slices.Repeat([]*sentClusters{out.all}, n)
+		if out.in == nil && from != out.only {
+			out.in = slices.Repeat([]*sentClusters{out.only}, n)
 		}
 		if out.in != nil {
 			out.in[i] = from
@@ -149,46 +169,49 @@ func newWarming(lists resourceLists, most *sentClusters, known func(i int, r *Re
 	return out
 }
 
-// without is the clusters but for those that are dropped, which drop must say as often as it is asked.
+// without is the clusters but for those that are dropped. drop may be asked twice.
 func (w *warmingClusters) without(drop func(i int) bool) warmingClusters {
-	var left resourceLists
-	n := 0
-	for part, list := range w.lists {
-		start := n
-		keeps := func(at int) bool { return !drop(start + at) }
-		left[part] = placesIn(list, keeps)
-		n += len(list)
+	left := 0
+	for i := range w.all() {
+		if !drop(i) {
+			left++
+		}
 	}
-	switch left.len() {
-	case 0:
+	switch {
+	case left == 0:
 		return warmingClusters{}
-	case n:
+	case left == w.len():
 		return *w
 	}
-	at := -1
-	return newWarming(left, w.all, func(int, *Resource) (*sentClusters, warmingState) {
-		for at++; drop(at); at++ {
-		}
-		return w.response(at), w.state[at]
-	})
-}
-
-// placesIn is the resources at the places of a list that are kept; the list itself, where that is all.
-func placesIn(list []*Resource, keeps func(place int) bool) []*Resource {
-	kept := 0
-	for place := range list {
-		if keeps(place) {
-			kept++
+	out := *w
+	for i := range w.all() {
+		if drop(i) {
+			if out.state[i].is(owed) {
+				out.owed--
+			}
+			out.state[i] = used
 		}
 	}
-	if kept == len(list) {
-		return list
-	}
-	out := make([]*Resource, 0, kept)
-	for place, r := range list {
-		if keeps(place) {
-			out = append(out, r)
-		}
+	if out.used = len(out.state) - left; out.used > left {
+		return out.compact()
 	}
 	return out
+}
+
+// compact is the clusters without those that do not count.
+func (w *warmingClusters) compact() warmingClusters {
+	var lists resourceLists
+	places := make([]int32, 0, w.len())
+	place := int32(0)
+	for part, list := range w.lists {
+		for _, r := range list {
+			if !w.state[place].is(used) {
+				places, lists[part] = append(places, place), append(lists[part], r)
+			}
+			place++
+		}
+	}
+	return newWarming(lists, w.only, func(i int, _ *Resource) (*sentClusters, warmingState) {
+		return w.response(int(places[i])), w.state[places[i]]
+	})
 }

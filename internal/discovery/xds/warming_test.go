@@ -51,7 +51,7 @@ func TestStreamsThatStartShareTheListsOfTheirLayers(t *testing.T) {
 
 func TestWarmingClusters(t *testing.T) {
 	names := func(w warmingClusters) (out []string) {
-		for i, r := range w.lists.all() {
+		for i, r := range w.all() {
 			if at := w.lists.at(i); at != r {
 				t.Errorf("at place %d is %s, and %s by its place", i, r.Name, at.Name)
 			}
@@ -82,8 +82,21 @@ func TestWarmingClusters(t *testing.T) {
 
 	some := w.without(func(i int) bool { n := w.lists.at(i).Name; return n == "b-001" || n == "a-000" })
 	same("without two", some, "a-001 of 1", "b-000 of 1", "b-002 of 1")
-	same("that it was made of", w, "a-000 of 1", "a-001 of 1", "b-000 of 1", "b-001 of 1", "b-002 of 1")
+	if &some.lists[0][0] != &w.lists[0][0] {
+		t.Error("without a few, the clusters are in lists of their own")
+	}
+	if _, ok := some.find("b-001"); ok {
+		t.Error("one that is not there is found")
+	}
+	fewer := some.without(func(i int) bool { return some.lists.at(i).Name == "b-002" })
+	same("without one more", fewer, "a-001 of 1", "b-000 of 1")
+	if n := fewer.lists.len(); n != 2 {
+		t.Errorf("the lists of 2 clusters have %d, want them without those that are in use when these are most", n)
+	}
 
+	some = some.without(func(int) bool { return true })
+	some = some.with(resourceLists{{clustersNamed("a", 2)[1]}, clustersNamed("b", 3)}, first, owes(first))
+	some = some.without(func(i int) bool { return some.lists.at(i).Name == "b-001" })
 	more := some.with(resourceLists{clustersNamed("b", 2), clustersNamed("c", 1)}, second, owes(second))
 	same("with later ones", more, "a-001 of 1", "b-000 of 2", "b-001 of 2", "b-002 of 1", "c-000 of 2")
 	same("without those of the first response", more.without(func(i int) bool { return more.response(i) == first }),
