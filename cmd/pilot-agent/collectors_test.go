@@ -2,14 +2,21 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	loadstatsv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
 	metricsservicev3 "github.com/envoyproxy/go-control-plane/envoy/service/metrics/v3"
 	"google.golang.org/grpc"
@@ -136,6 +143,53 @@ func TestLoadIsReportedAndTheOwnServiceIsKnown(t *testing.T) {
 		_, clusters, err := a.Get(a.Admin, "/clusters")
 		if err == nil && !strings.Contains(clusters, "local_cluster::10.1.2.3:80::zone::z7") {
 			err = errors.New("it does not")
+		}
+		return err
+	})
+}
+
+// A control plane before Istio 1.23 sends clusters whose statistics do not end their name with a delimiter; those of later ones do.
+func TestTagsOfUndelimitedNames(t *testing.T) {
+	plane := agenttest.NewPlane(t)
+	const plain, delimited, outside = "outbound|80||a.b.svc.cluster.local", "outbound|81||c.b.svc.cluster.local", "outbound|443||www.example.org"
+	clusters := map[string]proto.Message{}
+	for name, stat := range map[string]string{plain: "", delimited: delimited + ";", outside: outside + ";"} {
+		clusters[name] = &clusterv3.Cluster{Name: name, AltStatName: stat, ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}}
+	}
+	plane.Give(agenttest.ClusterType, clusters)
+	listeners := map[string]proto.Message{}
+	for _, prefix := range []string{"0.0.0.0_80", "outbound_0.0.0.0_81;"} {
+		port, err := strconv.ParseUint(agenttest.Port(t), 10, 16)
+		if err != nil {
+			t.Fatal(err)
+		}
+		listeners[prefix] = &listenerv3.Listener{
+			Name: prefix,
+			Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+				Address: "127.0.0.1", PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(port)},
+			}}},
+			FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
+				Name: "envoy.filters.network.http_connection_manager", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packed(t, &hcmv3.HttpConnectionManager{
+					StatPrefix: prefix, RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: &routev3.RouteConfiguration{}},
+					HttpFilters: []*hcmv3.HttpFilter{{Name: "envoy.filters.http.router", ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed(t, &routerv3.Router{})}}},
+				})},
+			}}}},
+		}
+	}
+	plane.Give(agenttest.ListenerType, listeners)
+	plane.Start()
+	a := agenttest.New(t, plane, "proxyStatsMatcher: {inclusionPrefixes: [cluster., http.]}", "ENABLE_DELIMITED_STATS_TAG_REGEX=false")
+	a.Start()
+	agenttest.Until(t, "names of clusters are tags", func() error {
+		_, page, err := a.Get(a.Admin, "/stats/prometheus")
+		for _, want := range []string{
+			`envoy_cluster_membership_total{cluster_name="` + plain + `"}`, `envoy_cluster_membership_total{cluster_name="` + delimited + `"}`,
+			`envoy_cluster_membership_total{cluster_name="` + outside + `"}`, `envoy_cluster_membership_total{cluster_name="xds-grpc"}`,
+			`envoy_http_downstream_cx_total{http_conn_manager_prefix="0.0.0.0_80"}`, `envoy_http_downstream_cx_total{http_conn_manager_prefix="outbound_0.0.0.0_81"}`,
+		} {
+			if err == nil && !strings.Contains(page, want) {
+				err = fmt.Errorf("%s is missing", want)
+			}
 		}
 		return err
 	})

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto"
+	"crypto/tls"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -92,6 +93,45 @@ func takeAs(t *testing.T, uid uint32, dir, name, socket string) {
 	})
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "taken <nil>\n" {
 		t.Fatalf("%q, %v", line, err)
+	}
+}
+
+// Stock Envoy has no private key providers, and rejects a certificate with one even if that may be left out.
+func TestKeyProviderOnStockEnvoy(t *testing.T) {
+	for name, tt := range map[string]struct {
+		fallback string
+		says     string
+		ready    bool
+	}{
+		"with a fallback": {"true", "uses the workload's key itself", true},
+		"without":         {"false", "set privateKeyProvider.cryptomb.fallback, or use an Envoy that has it", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			plane := agenttest.NewPlane(t)
+			port := agenttest.Port(t)
+			plane.Give(agenttest.ListenerType, map[string]proto.Message{"tls": tlsListener(t, port)})
+			plane.Start()
+			a := agenttest.New(t, plane, "privateKeyProvider: {cryptomb: {pollDelay: 10ms, fallback: "+tt.fallback+"}}")
+			a.Start()
+			agenttest.Until(t, "the agent says what Envoy lacks", func() error {
+				if !strings.Contains(a.Output(), tt.says) {
+					return errors.New("it does not")
+				}
+				return nil
+			})
+			handshake := func() error {
+				c, err := tls.Dial("tcp", net.JoinHostPort("127.0.0.1", port), &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}) // whose certificate it is does not matter
+				if err == nil {
+					c.Close()
+				}
+				return err
+			}
+			if tt.ready {
+				agenttest.Until(t, "the listener has a certificate", handshake)
+			} else if handshake() == nil {
+				t.Error("the listener has a certificate")
+			}
+		})
 	}
 }
 

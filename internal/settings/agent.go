@@ -297,8 +297,8 @@ var AgentProxy = Table{
 		Help: "how often the fetch of a Wasm module is tried again"},
 	{Env: []string{"HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED"}, Kind: Bool, Default: "true", Unit: "switch", NoEffect: "Envoy has no such runtime key any more",
 		Help: "strip fragments from paths; Envoy always does, or rejects the path if runtimeValues says so"},
-	{Env: []string{"ENABLE_DELIMITED_STATS_TAG_REGEX"}, Kind: Bool, Default: "true", Unit: "switch", NoEffect: "statistics have tags by the delimited rules only",
-		Help: "extract tags by rules that need a delimiter in the names of statistics"},
+	{Env: []string{"ENABLE_DELIMITED_STATS_TAG_REGEX"}, Kind: Bool, Default: "true", Unit: "switch", Used: "internal/agent/bootstrap",
+		Help: "extract tags by rules that need a delimiter in the names of statistics; false: also from names without one, as control planes before Istio 1.23 send them"},
 }
 
 // AgentRequest is the table of pilot-agent request. [agent C3]

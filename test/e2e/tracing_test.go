@@ -20,6 +20,7 @@ import (
 	commonv1 "go.opentelemetry.io/proto/otlp/common/v1"
 	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -132,23 +133,25 @@ func (s *spans) openTelemetry(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprint(r.Method, r.Header, err), http.StatusBadRequest)
 		return
 	}
-	s.export(list)
+	s.export(list, "")
 }
 
 // traceService takes spans in OpenTelemetry's gRPC.
 var traceService = grpc.ServiceDesc{
 	ServiceName: "opentelemetry.proto.collector.trace.v1.TraceService", HandlerType: (*any)(nil),
-	Methods: []grpc.MethodDesc{{MethodName: "Export", Handler: func(s any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+	Methods: []grpc.MethodDesc{{MethodName: "Export", Handler: func(s any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 		list := &tracev1.TracesData{}
 		if err := decode(list); err != nil {
 			return nil, err
 		}
-		s.(*spans).export(list)
+		token := metadata.ValueFromIncomingContext(ctx, "lightstep-access-token")
+		s.(*spans).export(list, strings.Join(token, ","))
 		return &emptypb.Empty{}, nil
 	}}},
 }
 
-func (s *spans) export(list *tracev1.TracesData) {
+// export adds spans, each with the tag "token" if there is a token.
+func (s *spans) export(list *tracev1.TracesData, token string) {
 	text := func(of []*commonv1.KeyValue) map[string]string {
 		out := map[string]string{}
 		for _, one := range of {
@@ -159,9 +162,13 @@ func (s *spans) export(list *tracev1.TracesData) {
 	for _, of := range list.GetResourceSpans() {
 		for _, scope := range of.GetScopeSpans() {
 			for _, one := range scope.GetSpans() {
+				tags := text(one.GetAttributes())
+				if token != "" {
+					tags["token"] = token
+				}
 				s.add(span{
 					hex.EncodeToString(one.GetTraceId()), hex.EncodeToString(one.GetSpanId()), hex.EncodeToString(one.GetParentSpanId()),
-					text(of.GetResource().GetAttributes())["service.name"], one.GetKind() == tracev1.Span_SPAN_KIND_CLIENT, text(one.GetAttributes()),
+					text(of.GetResource().GetAttributes())["service.name"], one.GetKind() == tracev1.Span_SPAN_KIND_CLIENT, tags,
 				})
 			}
 		}
@@ -422,11 +429,7 @@ func TestTracesOfOpenTelemetry(t *testing.T) {
 	x.collect(t, &traceService)
 	for _, provider := range []string{"http", "grpc"} {
 		x.put(t, "[{providers: [{name: "+provider+"}], randomSamplingPercentage: 100, customTags: {by: {literal: {value: "+provider+"}}}}]")
-		x.awaitChain(t, "all proxies send spans by "+provider, nil, func(h http.Header) string {
-			_, rest, _ := strings.Cut(h.Get("Traceparent"), "-")
-			id, _, _ := strings.Cut(rest, "-")
-			return id
-		}, func(list []span) error {
+		x.awaitChain(t, "all proxies send spans by "+provider, nil, traceparent, func(list []span) error {
 			if err := way(list); err != nil {
 				return err
 			}
@@ -438,6 +441,24 @@ func TestTracesOfOpenTelemetry(t *testing.T) {
 			return hasTags(list[1], map[string]string{"istio.namespace": "tokens", "istio.canonical_service": "server-of-all"})
 		})
 	}
+}
+
+// traceparent is the trace that a request belongs to.
+func traceparent(h http.Header) string {
+	_, rest, _ := strings.Cut(h.Get("Traceparent"), "-")
+	id, _, _ := strings.Cut(rest, "-")
+	return id
+}
+
+// TestTracesOfLightstep has proxies send spans to a collector of Lightstep, which takes OpenTelemetry from those with its token.
+func TestTracesOfLightstep(t *testing.T) {
+	x := startTracing(t, "      []\n", func(o *meshup.Options) {
+		o.ProxyConfig += "\ntracing: {sampling: 100, lightstep: {address: '10.99.0.10:4317', accessToken: secret-of-lightstep}}"
+	})
+	x.collect(t, &traceService)
+	x.awaitChain(t, "all proxies send spans", nil, traceparent, func(list []span) error {
+		return errors.Join(way(list), hasTags(list[1], map[string]string{"token": "secret-of-lightstep", "istio.namespace": "tokens"}))
+	})
 }
 
 // TestTracesOfTheBootstrap has proxies use the tracers of their bootstraps, as ProxyConfig says, until enableTracing is false.

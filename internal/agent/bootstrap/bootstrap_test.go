@@ -97,6 +97,13 @@ var cases = []struct {
 			Mode: networking.ClientTLSSettings_SIMPLE, InsecureSkipVerify: wrapperspb.Bool(true),
 		}}
 	}},
+	{"lightstep", func(s *spec.Spec) {
+		s.Config.Tracing = &meshv1.Tracing{
+			Tracer:      &meshv1.Tracing_Lightstep_{Lightstep: &meshv1.Tracing_Lightstep{Address: "collector.example:443", AccessToken: "t"}},
+			TlsSettings: &networking.ClientTLSSettings{Mode: networking.ClientTLSSettings_SIMPLE, CaCertificates: "/etc/ssl/certs/ca-certificates.crt", Sni: "collector.example", SubjectAltNames: []string{"collector.example"}},
+		}
+	}},
+	{"legacy-tags", func(s *spec.Spec) { s.Envoy.UndelimitedTags = true }},
 	{"secure-metrics", func(s *spec.Spec) {
 		s.Envoy.SecureMetricsPort, s.Envoy.SecureMergedMetricsPort, s.Envoy.HealthProxyProtocol = 15091, 15092, true
 	}},

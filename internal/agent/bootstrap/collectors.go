@@ -28,6 +28,7 @@ import (
 const (
 	zipkinCluster     = "zipkin"
 	datadogCluster    = "datadog_agent"
+	lightstepCluster  = "lightstep"
 	metricsCluster    = "envoy_metrics_service"
 	accessLogsCluster = "envoy_accesslog_service"
 )
@@ -73,8 +74,11 @@ func (p *packer) collectors(s *spec.Spec, fam family, b *bootstrapv3.Bootstrap) 
 	return nil
 }
 
+// lightstepToken is the header with the token of Lightstep's collectors.
+const lightstepToken = "lightstep-access-token"
+
 // tracer adds Envoy's tracer, of which the control plane says what is traced. Envoy has none for the other collectors that the field can
-// name.
+// name. For Lightstep it is that of OpenTelemetry, which its collectors take, since Envoy has none of its own any more.
 func (p *packer) tracer(s *spec.Spec, fam family, b *bootstrapv3.Bootstrap) error {
 	tracing := s.Config.GetTracing()
 	name, address := zipkinCluster, tracing.GetZipkin().GetAddress()
@@ -90,12 +94,23 @@ func (p *packer) tracer(s *spec.Spec, fam family, b *bootstrapv3.Bootstrap) erro
 		tracer.ConfigType = &tracev3.Tracing_Http_TypedConfig{TypedConfig: p.pack(&tracev3.DatadogConfig{
 			CollectorCluster: datadogCluster, ServiceName: s.Node.Cluster,
 		})}
+	case tracing.GetLightstep() != nil: //nolint:staticcheck // deprecated, and still sent
+		lightstep := tracing.GetLightstep() //nolint:staticcheck // as above
+		name, address, tracer.Name = lightstepCluster, lightstep.GetAddress(), "envoy.tracers.opentelemetry"
+		service := &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: lightstepCluster}}}
+		if token := lightstep.GetAccessToken(); token != "" {
+			service.InitialMetadata = []*corev3.HeaderValue{{Key: lightstepToken, Value: token}}
+		}
+		tracer.ConfigType = &tracev3.Tracing_Http_TypedConfig{TypedConfig: p.pack(&tracev3.OpenTelemetryConfig{GrpcService: service, ServiceName: s.Node.Cluster})}
 	default:
 		return nil
 	}
 	to, err := p.collector(fam, name, address, tracing.GetTlsSettings(), s.TLS)
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
+	}
+	if name == lightstepCluster {
+		p.http2(to, nil)
 	}
 	b.StaticResources.Clusters = append(b.StaticResources.Clusters, to)
 	b.Tracing = &tracev3.Tracing{Http: tracer} //nolint:staticcheck // a control plane that sends no provider relies on it

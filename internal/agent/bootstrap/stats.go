@@ -52,6 +52,13 @@ var tags = [][2]string{
 	{"authz_dry_run_result", `(\.shadow_(allowed|denied))`},
 }
 
+// undelimited are the rules that replace those of the same names where names need not end with a delimiter. They find names with a delimiter
+// as tags does; those without end at a dot, for clusters of the mesh after its domain.
+var undelimited = map[string]string{
+	"cluster_name":             `^cluster\.((.+(?=;\.)|.+?(?:\..+?\.svc\.cluster\.local)?);?\.)`,
+	"http_conn_manager_prefix": `^http\.(([_.[:digit:]\w\[\]\:]*(?=;\.)|[_.[:digit:]]*|[_\[\]aAbBcCdDeEfF[:digit:]]*);?\.)`,
+}
+
 // Patterns of the statistics that every proxy keeps. Users can add others. [agent B16]
 var (
 	keptPrefixes = []string{"reporter=", "cluster_manager", "listener_manager", "server", "cluster." + xdsCluster, "wasm", "component", "istio"}
@@ -73,7 +80,11 @@ func stats(s *spec.Spec, b *bootstrapv3.Bootstrap) error {
 	known := map[string]bool{}
 	for _, t := range tags {
 		known[t[0]] = true
-		add(t[0], t[1])
+		rule := t[1]
+		if r, ok := undelimited[t[0]]; ok && s.Envoy.UndelimitedTags {
+			rule = r
+		}
+		add(t[0], rule)
 	}
 	extra := append(append([]string(nil), s.Config.GetExtraStatTags()...), mesh.List(s.Node.Annotations[noteTags])...)
 	for _, t := range extra {

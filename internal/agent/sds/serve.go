@@ -21,6 +21,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -102,6 +103,8 @@ type Server struct {
 	Config
 	listener *guarded // nil if it could not be opened yet
 	restores chan chan error
+	// plain is done when it was told that Envoy uses the key itself.
+	plain sync.Once
 }
 
 // New opens the socket at once, so that a problem with its path is reported before
@@ -278,11 +281,11 @@ var service = grpc.ServiceDesc{
 	Streams: []grpc.StreamDesc{
 		{StreamName: "StreamSecrets", ServerStreams: true, ClientStreams: true, Handler: func(s any, st grpc.ServerStream) error {
 			me := &stream{}
-			return serveStream(s.(*Server), st, me.request, me.response, func() []string { return me.names })
+			return serveStream(s.(*Server), st, me.request, me.response, func() []string { return me.names }, func(r *request) extensions { return r.client })
 		}},
 		{StreamName: "DeltaSecrets", ServerStreams: true, ClientStreams: true, Handler: func(s any, st grpc.ServerStream) error {
 			me := &delta{}
-			return serveStream(s.(*Server), st, me.request, me.response, me.subscribed)
+			return serveStream(s.(*Server), st, me.request, me.response, me.subscribed, func(r *deltaRequest) extensions { return r.client })
 		}},
 	},
 }
@@ -291,6 +294,8 @@ var service = grpc.ServiceDesc{
 type client struct {
 	*Server
 	files *follower
+	// extensions are those of the client.
+	extensions extensions
 	// warned are the problems that were logged.
 	warned []string
 	// Closed when there may be something new.
@@ -323,10 +328,31 @@ func (c *client) unknown(name string) string {
 	switch {
 	case isFile(name) && c.Server.Files != nil:
 		return ""
+	case name == LeafName && c.Source != nil && c.withoutProvider() && !c.KeyProvider.Fallback:
+		return fmt.Sprintf("secret %q: this Envoy has no private key provider %q: set privateKeyProvider.%s.fallback, or use an Envoy that has it", name, c.KeyProvider.Name, c.KeyProvider.Name)
 	case (name == LeafName || name == RootsName) && c.Source != nil:
 		return ""
 	}
 	return fmt.Sprintf("secret %.200q: the agent has none of this name", name)
+}
+
+// withoutProvider reports whether the client lacks the provider that is configured. Envoy itself rejects a secret with a provider that it does not
+// know, even where the provider may be left out.
+func (c *client) withoutProvider() bool {
+	return c.KeyProvider != nil && c.extensions.lacks(c.KeyProvider)
+}
+
+// is records what the client says of itself in a request.
+func (c *client) is(e extensions) {
+	if !e.listed {
+		return
+	}
+	c.extensions = e
+	if c.Source != nil && c.withoutProvider() && c.KeyProvider.Fallback {
+		c.plain.Do(func() {
+			c.Log.Warn("this Envoy has no such private key provider, and uses the workload's key itself, as privateKeyProvider's fallback says", "provider", c.KeyProvider.Name)
+		})
+	}
 }
 
 // find returns a lookup of the current secrets. What changes later closes a channel of the client.
@@ -346,6 +372,9 @@ func (c *client) find() lookup {
 			return resource{problem: p}
 		}
 		provider, value := c.KeyProvider, secret
+		if c.withoutProvider() {
+			provider = nil
+		}
 		if isFile(name) {
 			if p := c.files.entries[name].problem; p != "" {
 				return resource{problem: p}
@@ -364,8 +393,8 @@ func (c *client) find() lookup {
 	}
 }
 
-// serveStream serves one stream, whose state is behind the three functions. [agent D6–D9]
-func serveStream[R any](s *Server, st grpc.ServerStream, request func(*R) (report, error), response func(lookup) *response, names func() []string) error {
+// serveStream serves one stream, whose state is behind the functions. [agent D6–D9]
+func serveStream[R any](s *Server, st grpc.ServerStream, request func(*R) (report, error), response func(lookup) *response, names func() []string, client func(*R) extensions) error {
 	requests, ended := receive[R](st)
 	c := s.newClient()
 	defer c.close()
@@ -390,6 +419,7 @@ func serveStream[R any](s *Server, st grpc.ServerStream, request func(*R) (repor
 			if rep.text != "" {
 				s.Log.Warn(rep.text, "detail", rep.detail, "names", names())
 			}
+			c.is(client(req))
 			c.follow(names())
 		case err := <-ended:
 			return err
@@ -410,6 +440,7 @@ func (s *Server) fetch(ctx context.Context, req *request) (*response, error) {
 	if len(me.names) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "invalid request: want the names of secrets")
 	}
+	c.is(req.client)
 	c.follow(me.names)
 	for {
 		r := (&stream{names: me.names}).response(c.find())

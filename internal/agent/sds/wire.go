@@ -2,6 +2,7 @@ package sds
 
 import (
 	"fmt"
+	"slices"
 	"time"
 	"unicode/utf8"
 
@@ -13,15 +14,16 @@ import (
 // The few messages of this service are read and written by field number. Envoy's generated
 // types would work too, but a request has the whole node with some hundreds of
 // extensions: decoding those, and loading the descriptors, costs every Pod
-// megabytes, and none of them is used.
+// megabytes, and next to none of them is used.
 
 // request has the used fields of envoy.service.discovery.v3.DiscoveryRequest.
 type request struct {
-	names   []string // resource_names = 3
-	typeURL string   // type_url = 4
-	nonce   string   // response_nonce = 5
-	refused bool     // error_detail = 6 is set
-	reason  string   // its message = 2
+	names   []string   // resource_names = 3
+	typeURL string     // type_url = 4
+	nonce   string     // response_nonce = 5
+	refused bool       // error_detail = 6 is set
+	reason  string     // its message = 2
+	client  extensions // of node = 2
 }
 
 // deltaRequest has the used fields of envoy.service.discovery.v3.DeltaDiscoveryRequest.
@@ -32,6 +34,46 @@ type deltaRequest struct {
 	nonce                  string            // response_nonce = 6
 	refused                bool              // error_detail = 7 is set
 	reason                 string            // its message = 2
+	client                 extensions        // of node = 1
+}
+
+// extensions is what a client's node says of the extensions that are compiled into it. The zero value says nothing, as in all requests of a
+// stream but the first, and those of clients other than Envoy.
+type extensions struct {
+	listed       bool
+	keyProviders []string
+}
+
+// keyProviderCategory is the category of extensions that use private keys.
+const keyProviderCategory = "envoy.tls.key_providers"
+
+// lacks reports whether the client says that it cannot use p.
+func (e extensions) lacks(p *KeyProvider) bool {
+	return e.listed && !slices.Contains(e.keyProviders, p.Name)
+}
+
+// read reads a Node, of which only extensions = 9 are used: name = 1 and category = 2 of each.
+func (e *extensions) read(node []byte) error {
+	return fields(node, func(n protowire.Number, value []byte) error {
+		if n != 9 {
+			return nil
+		}
+		var name, category []byte
+		err := fields(value, func(n protowire.Number, text []byte) error {
+			switch n {
+			case 1:
+				name = text
+			case 2:
+				category = text
+			}
+			return nil
+		})
+		e.listed = true
+		if string(category) == keyProviderCategory && len(name) <= maxName && len(e.keyProviders) < maxNames {
+			e.keyProviders = append(e.keyProviders, string(name))
+		}
+		return err
+	})
 }
 
 // response is encoded as a DiscoveryResponse or, if delta, as a DeltaDiscoveryResponse.
@@ -56,6 +98,8 @@ func decode(text []byte) (*request, error) {
 	r := &request{}
 	err := fields(text, func(n protowire.Number, value []byte) error {
 		switch n {
+		case 2:
+			return r.client.read(value)
 		case 3:
 			return appendName(&r.names, value)
 		case 4:
@@ -79,6 +123,8 @@ func decodeDelta(text []byte) (*deltaRequest, error) {
 	r := &deltaRequest{}
 	err := fields(text, func(n protowire.Number, value []byte) error {
 		switch n {
+		case 1:
+			return r.client.read(value)
 		case 2:
 			r.typeURL = string(value)
 		case 3:

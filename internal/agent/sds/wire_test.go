@@ -23,16 +23,16 @@ import (
 
 func TestRequestsAreReadAsEnvoyWritesThem(t *testing.T) {
 	text, err := proto.Marshal(&discoveryv3.DiscoveryRequest{
-		VersionInfo: "v", Node: &corev3.Node{Id: "n", Metadata: &structpb.Struct{}, Extensions: []*corev3.Extension{{Name: "x"}}},
+		VersionInfo: "v", Node: &corev3.Node{Id: "n", Metadata: &structpb.Struct{}, Extensions: []*corev3.Extension{{Name: "x"}, {Name: "qat", Category: keyProviderCategory}}},
 		ResourceNames: []string{"default", "ROOTCA"}, TypeUrl: TypeURL, ResponseNonce: "7",
 		ErrorDetail: &statuspb.Status{Code: 13, Message: "bad key", Details: []*anypb.Any{{TypeUrl: "t"}}},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &request{names: []string{"default", "ROOTCA"}, typeURL: TypeURL, nonce: "7", refused: true, reason: "bad key"}
+	want := &request{names: []string{"default", "ROOTCA"}, typeURL: TypeURL, nonce: "7", refused: true, reason: "bad key", client: extensions{listed: true, keyProviders: []string{"qat"}}}
 	got, err := decode(text)
-	if d := cmp.Diff(want, got, cmp.AllowUnexported(request{})); err != nil || d != "" {
+	if d := cmp.Diff(want, got, cmp.AllowUnexported(request{}, extensions{})); err != nil || d != "" {
 		t.Errorf("%v\n%s", err, d)
 	}
 	for i := range text { // cut anywhere, it must not be read past its end

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -8,10 +9,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	"sigs.k8s.io/yaml"
@@ -169,7 +172,7 @@ func defaultConfig(file []byte) ([]byte, error) {
 // is replaced, the zero value included, but proxyMetadata is merged key by key. Unknown fields
 // are ignored, because charts can be newer than agents; unknownFields names them.
 func apply(dst *meshv1.ProxyConfig, text []byte) error {
-	asJSON, err := yaml.YAMLToJSON(text)
+	asJSON, err := toJSON(text)
 	if err != nil {
 		return err
 	}
@@ -197,11 +200,68 @@ func apply(dst *meshv1.ProxyConfig, text []byte) error {
 	return nil
 }
 
+// toJSON returns a YAML or JSON proxy configuration in protobuf's JSON mapping: with durations in seconds, which Istio also takes in Go's
+// notation, such as 1m30s.
+func toJSON(text []byte) ([]byte, error) {
+	asJSON, err := yaml.YAMLToJSON(text)
+	if err != nil {
+		return nil, err
+	}
+	var tree any
+	d := json.NewDecoder(bytes.NewReader(asJSON))
+	d.UseNumber() // a large number stays what it is
+	if err := d.Decode(&tree); err != nil {
+		return nil, err
+	}
+	return json.Marshal(inSeconds(tree, (&meshv1.ProxyConfig{}).ProtoReflect().Descriptor()))
+}
+
+// inSeconds returns a message with its durations in protobuf's notation. What is no valid duration, or not known, stays as it is.
+func inSeconds(v any, md protoreflect.MessageDescriptor) any {
+	if md == nil {
+		return v
+	}
+	switch v := v.(type) {
+	case string:
+		if md.FullName() != "google.protobuf.Duration" {
+			return v
+		}
+		d, err := time.ParseDuration(v)
+		if err != nil {
+			return v
+		}
+		b, err := protojson.Marshal(durationpb.New(d))
+		if err != nil {
+			return v
+		}
+		return json.RawMessage(b)
+	case map[string]any:
+		for key, value := range v {
+			fd := fieldNamed(md.Fields(), key)
+			switch {
+			case fd == nil:
+			case fd.IsMap():
+				values, _ := value.(map[string]any)
+				for k := range values {
+					values[k] = inSeconds(values[k], fd.MapValue().Message())
+				}
+			default:
+				v[key] = inSeconds(value, fd.Message())
+			}
+		}
+	case []any:
+		for i := range v {
+			v[i] = inSeconds(v[i], md)
+		}
+	}
+	return v
+}
+
 // unknownFields says which fields of a YAML or JSON proxy configuration have no effect, since nobody knows them, and what may have been
 // meant; nothing of one that cannot be parsed, of which apply says it.
 func unknownFields(text []byte) (out []string) {
 	var named map[string]json.RawMessage
-	if asJSON, err := yaml.YAMLToJSON(text); err != nil || json.Unmarshal(asJSON, &named) != nil {
+	if asJSON, err := toJSON(text); err != nil || json.Unmarshal(asJSON, &named) != nil {
 		return nil
 	}
 	fields := (&meshv1.ProxyConfig{}).ProtoReflect().Descriptor().Fields()

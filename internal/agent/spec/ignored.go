@@ -22,14 +22,16 @@ func (b *builder) warnIgnored() {
 		{"envoyMetricsService without an address", c.GetEnvoyMetricsService() != nil && c.GetEnvoyMetricsService().GetAddress() == ""},
 		{"sds", c.GetSds() != nil}, //nolint:staticcheck // deprecated, and still sent
 		{"statNameLength", c.GetStatNameLength() != mesh.DefaultProxyConfig().GetStatNameLength()},
-		{"tracing.tlsSettings without zipkin or datadog", c.GetTracing().GetTlsSettings() != nil && c.GetTracing().GetZipkin() == nil && c.GetTracing().GetDatadog() == nil},
-		{"tracing.lightstep", c.GetTracing().GetLightstep() != nil},
-		{"tracing.openCensusAgent", c.GetTracing().GetOpenCensusAgent() != nil},
-		{"tracing.stackdriver", c.GetTracing().GetStackdriver() != nil},
+		{"tracing.tlsSettings without zipkin, datadog or lightstep", c.GetTracing().GetTlsSettings() != nil && c.GetTracing().GetZipkin() == nil && c.GetTracing().GetDatadog() == nil && c.GetTracing().GetLightstep() == nil},
 		{"zipkinAddress", c.GetZipkinAddress() != ""}, //nolint:staticcheck // deprecated, and still sent
 	} {
 		if f.set {
 			b.warn("proxy configuration: %s has no effect", f.name)
+		}
+	}
+	for name, set := range map[string]bool{"openCensusAgent": c.GetTracing().GetOpenCensusAgent() != nil, "stackdriver": c.GetTracing().GetStackdriver() != nil} {
+		if set { // at most one of them is
+			b.warn("proxy configuration: tracing.%s has no effect: Envoy has no tracer for it; its servers take OpenTelemetry: have a Telemetry select an opentelemetry provider of the mesh configuration", name)
 		}
 	}
 	if c.GetControlPlaneAuthPolicy() == meshv1.AuthenticationPolicy_NONE && !plaintext(c.GetDiscoveryAddress()) {

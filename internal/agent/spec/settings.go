@@ -333,6 +333,7 @@ func (b *builder) envoy() Envoy {
 		DeferredClusters:    b.set.Bool("ENABLE_DEFERRED_CLUSTER_CREATION"),
 		LogJSON:             b.set.Bool("log_as_json"),
 		OutlierLog:          b.set.Text("outlierLogPath"),
+		UndelimitedTags:     !b.set.Bool("ENABLE_DELIMITED_STATS_TAG_REGEX"),
 		SelfDiscovery:       b.set.Bool("ISTIO_META_ENABLE_SELF_DISCOVERY"),
 		LoadStats:           b.set.Text("ISTIO_META_LOAD_STATS_CONFIG_JSON"),
 	}

@@ -237,6 +237,9 @@ type Envoy struct {
 	RunAs *EnvoyUser
 	// OutlierLog is the file for ejected endpoints; empty for none.
 	OutlierLog string
+	// UndelimitedTags has Envoy extract the names of clusters and HTTP connection managers from statistics of which they do not end with
+	// a delimiter, too. [agent B15]
+	UndelimitedTags bool
 	// SelfDiscovery has Envoy ask for the endpoints of its own service.
 	SelfDiscovery bool
 	// LoadStats is an ApiConfigSource as JSON, where Envoy reports its load; empty for nowhere.

@@ -8,9 +8,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
@@ -231,6 +233,25 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
+// Istio's parser takes durations in Go's notation as well, at every depth.
+func TestDurationsInTheNotationOfGo(t *testing.T) {
+	s := build(t, func(in *testInput) {
+		in.MeshFile = []byte("defaultConfig: {drainDuration: 1m30s, terminationDrainDuration: 5m}")
+		in.Env["PROXY_CONFIG"] = "{privateKeyProvider: {qat: {pollDelay: 10ms}}, file_flush_interval: 0.5s, samples: [1m], envoyMetricsService: {address: 'm:1', tcpKeepalive: {time: 1h}}}"
+	})
+	for got, want := range map[*durationpb.Duration]time.Duration{
+		s.Config.GetDrainDuration(): 90 * time.Second, s.Config.GetTerminationDrainDuration(): 5 * time.Minute, s.Config.GetFileFlushInterval(): time.Second / 2,
+		s.Config.GetPrivateKeyProvider().GetQat().GetPollDelay(): 10 * time.Millisecond, s.Config.GetEnvoyMetricsService().GetTcpKeepalive().GetTime(): time.Hour,
+	} {
+		if got.AsDuration() != want {
+			t.Errorf("%s, want %s", got.AsDuration(), want)
+		}
+	}
+	if got := strings.Join(s.Warnings, "; "); len(s.Warnings) != 1 || !strings.Contains(got, `unknown field "samples" has no effect`) {
+		t.Errorf("warnings %s", got)
+	}
+}
+
 func same(t *testing.T, got, want *meshv1.ProxyConfig) {
 	t.Helper()
 	text := func(c *meshv1.ProxyConfig) string {
@@ -325,9 +346,18 @@ func TestWarnings(t *testing.T) {
 	}); len(s.Warnings) != 0 {
 		t.Errorf("%q, want none", s.Warnings)
 	}
+	for tracer, want := range map[string]string{
+		"openCensusAgent: {address: 'o:1'}": "tracing.openCensusAgent has no effect: Envoy has no tracer for it", "stackdriver: {}": "have a Telemetry select an opentelemetry provider",
+		"lightstep: {address: 'l:1'}": "", "zipkin: {address: 'z:1'}": "", "datadog: {address: 'd:1'}": "",
+	} {
+		s = build(t, func(in *testInput) { in.Env["PROXY_CONFIG"] = "tracing: {" + tracer + "}" })
+		if got := strings.Join(s.Warnings, "; "); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%s: warnings %q, want %q", tracer, got, want)
+		}
+	}
 	for name, value := range map[string]string{
-		"ENABLE_DELIMITED_STATS_TAG_REGEX": "false", "HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED": "false",
-		"ISTIO_META_METADATA_DISCOVERY": "true", "PEER_METADATA_DISCOVERY": "true",
+		"HTTP_STRIP_FRAGMENT_FROM_PATH_UNSAFE_IF_DISABLED": "false",
+		"ISTIO_META_METADATA_DISCOVERY":                    "true", "PEER_METADATA_DISCOVERY": "true",
 	} {
 		if s = build(t, func(in *testInput) { in.Env[name] = value }); len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], name+" has no effect") {
 			t.Errorf("%s: warnings %q, want one that names it", name, s.Warnings)
