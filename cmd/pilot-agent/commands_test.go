@@ -135,6 +135,24 @@ func TestTheAgentSaysWhyItIsNotReady(t *testing.T) {
 	}
 }
 
+// ingress and egress are the names of 2017 for a router.
+func TestEveryNameOfARoleIsAccepted(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for name, role := range map[string]string{"": "sidecar", "sidecar": "sidecar", "router": "router", "ingress": "router", "egress": "router", "waypoint": "waypoint"} {
+		args := []string{"proxy"}
+		if name != "" {
+			args = append(args, name)
+		}
+		_, out, errs := agentRun(t, map[string]string{"INSTANCE_IP": "10.0.0.1", "PROXY_CONFIG": "{binaryPath: /no/envoy}"}, args...)
+		if !strings.Contains(out, "type="+role) || !strings.Contains(errs, "binaryPath") {
+			t.Errorf("%q: %s%s, want the role %s", name, out, errs, role)
+		}
+		if told := strings.Contains(out, "is a name of 2017 for router"); told != (name == "ingress" || name == "egress") {
+			t.Errorf("%q: told that it is another name: %v", name, told)
+		}
+	}
+}
+
 func TestProxyMistakes(t *testing.T) {
 	t.Chdir(t.TempDir())
 	if err := syscall.Mkfifo("pipe", 0o600); err != nil {
@@ -153,7 +171,9 @@ func TestProxyMistakes(t *testing.T) {
 		{"bootstrap from a device", []string{"proxy"}, map[string]string{
 			"CA_ROOT_CA": "SYSTEM", "XDS_ROOT_CA": "SYSTEM", "INSTANCE_IP": "10.0.0.1", "PROXY_CONFIG": "{binaryPath: /bin/sh, customConfigFile: /dev/zero, statusPort: " + freePort(t) + "}",
 		}, "customConfigFile /dev/zero: want a regular file"},
-		{"type", []string{"proxy", "ingress"}, nil, `proxy type "ingress"`},
+		{"type", []string{"proxy", "ztunnel"}, nil, `proxy type "ztunnel": want sidecar, router or waypoint`},
+		{"no type", []string{"proxy", ""}, nil, `proxy type "": want sidecar, router or waypoint`},
+		{"a router", []string{"proxy", "router"}, map[string]string{"INSTANCE_IP": "10.0.0.1", "PROXY_CONFIG": "{binaryPath: /no/envoy}"}, "binaryPath"},
 		{"a type that has no other mistake", []string{"proxy", "waypoint"}, map[string]string{"INSTANCE_IP": "10.0.0.1", "PROXY_CONFIG": "{binaryPath: /no/envoy}"}, "binaryPath"},
 		{"unknown flag", []string{"proxy", "--concurency=1", "--log_target", "stderr"}, map[string]string{"PROXY_CONFIG": "{a"}, "unknown flag --concurency has no effect; did you mean --concurrency?"},
 		{"broken configuration", []string{"proxy", "--whatever=1"}, map[string]string{"PROXY_CONFIG": "{a"}, "environment PROXY_CONFIG"},

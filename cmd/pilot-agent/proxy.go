@@ -24,6 +24,21 @@ import (
 	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
+// roleOf returns the role that the arguments of the proxy command name. [agent C1]
+func roleOf(args []string) (mesh.Role, error) {
+	if len(args) == 0 {
+		return mesh.Sidecar, nil
+	}
+	if args[0] == string(mesh.Waypoint) {
+		return mesh.Waypoint, nil
+	}
+	role, err := mesh.ParseRole(args[0])
+	if err != nil || args[0] == "" {
+		return "", fmt.Errorf("invalid proxy type %.100q: want sidecar, router or waypoint", args[0])
+	}
+	return role, nil
+}
+
 func newProxy(s process) *cobra.Command {
 	c := &cobra.Command{
 		Use:                "proxy [sidecar|router|waypoint]",
@@ -33,12 +48,9 @@ func newProxy(s process) *cobra.Command {
 			started := time.Now()
 			ready, stop := limitMemory(s)
 			defer stop()
-			role := mesh.Sidecar
-			if len(args) > 0 {
-				role = mesh.Role(args[0])
-			}
-			if role != mesh.Sidecar && role != mesh.Router && role != mesh.Waypoint {
-				return fmt.Errorf("invalid proxy type %q: want sidecar, router or waypoint", role)
+			role, err := roleOf(args)
+			if err != nil {
+				return err
 			}
 			given := cli.Given(c.Flags())
 			v := settings.Read(given, s.env, settings.AgentProxy, settings.AgentLog)
@@ -52,6 +64,9 @@ func newProxy(s process) *cobra.Command {
 			}
 			c.Flags().VisitAll(func(f *pflag.Flag) { logger.Info(fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value)) })
 			logger.Info("Version " + thisBuild().String())
+			if len(args) > 0 && args[0] != string(role) {
+				logger.Warn("proxy type " + args[0] + " is a name of 2017 for router, and is run as one")
+			}
 			for _, text := range cli.UnknownFlags(s.args, c.Flags()) {
 				logger.Warn(text)
 			}
