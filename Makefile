@@ -113,7 +113,7 @@ soak: tools kube before build deps ## long random, fault and fuzz tests, for SOA
 
 bench: tools build ## the benchmarks of test/bench, and 100 streams under load (XDSLOAD_FLAGS changes that)
 	$(GO) test -run '^$$' -bench . -benchmem ./test/bench/...
-	$(GO) test -run '^$$' -bench Certificates -benchtime 1x -timeout 20m ./test/e2e
+	$(GO) test -run '^$$' -bench 'Certificates|WithoutDiscovery' -benchtime 1x -timeout 20m ./test/e2e
 	$(GO) run ./test/xdsload -streams 100 -services 200 $(XDSLOAD_FLAGS)
 
 bench-matrix: build ## tables of test/xdsload with up to 5,000 streams, as Markdown (XDSLOAD_MATRIX gives other runs)

@@ -20,7 +20,7 @@ import (
 )
 
 // keepIdentities gives each Pod of the mesh of directory away a folder in memory for its certificate.
-func keepIdentities(t *testing.T, o *meshup.Options) {
+func keepIdentities(t testing.TB, o *meshup.Options) {
 	t.Helper()
 	memory, err := os.MkdirTemp("/dev/shm", "pilothouse-e2e-")
 	if err == nil {
@@ -61,7 +61,7 @@ func copyMetric(ctx context.Context, m *meshup.Mesh, p *meshup.Pod, name string)
 }
 
 // awaitCopy waits until the agents of all Pods have a copy.
-func awaitCopies(t *testing.T, m *meshup.Mesh) {
+func awaitCopies(t testing.TB, m *meshup.Mesh) {
 	t.Helper()
 	if err := meshup.Await(t.Context(), time.Minute, "each agent has a copy of the configuration", func(ctx context.Context) error {
 		for _, p := range m.Pods() {
@@ -76,7 +76,7 @@ func awaitCopies(t *testing.T, m *meshup.Mesh) {
 }
 
 // killAgents kills the agents of all Pods, and with them their Envoys.
-func killAgents(t *testing.T, m *meshup.Mesh) {
+func killAgents(t testing.TB, m *meshup.Mesh) {
 	t.Helper()
 	atOnce(t, m, func(_ context.Context, p *meshup.Pod) error {
 		if err := p.StopAgent(unix.SIGKILL); err != nil && !errors.As(err, new(interface{ ExitCode() int })) {
@@ -87,7 +87,7 @@ func killAgents(t *testing.T, m *meshup.Mesh) {
 }
 
 // startAgents starts the agents of all Pods, and returns how long it took until the first request of the client was answered.
-func startAgents(t *testing.T, m *meshup.Mesh) time.Duration {
+func startAgents(t testing.TB, m *meshup.Mesh) time.Duration {
 	t.Helper()
 	client := m.Pod("client-1.away")
 	began := time.Now()
@@ -112,6 +112,23 @@ func startAgents(t *testing.T, m *meshup.Mesh) time.Duration {
 	return time.Duration(served.Load())
 }
 
+// BenchmarkServeWithoutDiscovery reports how long it takes from the start of all agents until the first request is answered, by the agents'
+// copies: neither discovery nor the CA is there.
+func BenchmarkServeWithoutDiscovery(b *testing.B) {
+	m, _ := startWith(b, "away", func(o *meshup.Options) { keepIdentities(b, o) })
+	awaitCopies(b, m)
+	if err := m.KillDiscovery(); err != nil {
+		b.Fatal(err)
+	}
+	var total time.Duration
+	for b.Loop() {
+		killAgents(b, m)
+		total += startAgents(b, m)
+	}
+	b.ReportMetric(float64(total.Milliseconds())/float64(b.N), "first-request-ms")
+	b.ReportMetric(0, "ns/op")
+}
+
 // TestAgentsServeWithoutDiscovery kills pilot-discovery, which is the CA too, and all agents and Envoys, and starts the agents: they
 // serve what they served before. When discovery is back with another configuration, that is taken over under load.
 func TestAgentsServeWithoutDiscovery(t *testing.T) {
@@ -133,6 +150,8 @@ func serveWithoutDiscovery(t *testing.T, m *meshup.Mesh, config string) {
 		t.Fatal(err)
 	}
 	killAgents(t, m)
+	// Requests are answered while nothing but the copies can have configured the proxies: there is no discovery until they have been, within
+	// the minute that startAgents gives them. BenchmarkServeWithoutDiscovery measures the time.
 	took := startAgents(t, m)
 	t.Logf("the first request was served %v after the start of the agents", took.Round(time.Millisecond))
 	for _, p := range m.Pods() {

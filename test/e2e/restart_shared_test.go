@@ -38,7 +38,7 @@ func baseID(t *testing.T, p *meshup.Pod) string {
 }
 
 // atOnce does the same in all Pods at the same time.
-func atOnce(t *testing.T, m *meshup.Mesh, do func(context.Context, *meshup.Pod) error) {
+func atOnce(t testing.TB, m *meshup.Mesh, do func(context.Context, *meshup.Pod) error) {
 	t.Helper()
 	var tasks []run.Task
 	for _, p := range m.Pods() {
