@@ -118,6 +118,16 @@ func TestWait(t *testing.T) {
 	}
 }
 
+func TestWithoutAnAgentTheRemedyIsTold(t *testing.T) {
+	port := freePort(t)
+	for _, command := range []string{"status", "identity", "log-level", "restart"} {
+		code, _, errs := agentRun(t, nil, command, "--statusPort", port)
+		if want := "no agent answers at port " + port + " of this machine: connect: connection refused: start it with pilot-agent proxy, or name its port with --statusPort"; code != 255 || !strings.Contains(errs, want) {
+			t.Errorf("%s: %d %q, want 255 and %s", command, code, errs, want)
+		}
+	}
+}
+
 // While Envoy does not listen, the agent's own port says why.
 func TestTheAgentSaysWhyItIsNotReady(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

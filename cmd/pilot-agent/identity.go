@@ -57,7 +57,7 @@ func newIdentity() *cobra.Command {
 }
 
 func askIdentity(ctx context.Context, port int) (*agent.IdentityReport, error) {
-	text, err := relay(ctx, localClient(requestTimeout), port, http.MethodGet, "/debug/status", "")
+	text, err := askStatusPort(ctx, port, http.MethodGet, "/debug/status", "")
 	if err != nil {
 		return nil, err
 	}

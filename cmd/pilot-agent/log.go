@@ -95,7 +95,7 @@ levels are changed by its admin interface: pilot-agent request POST '/logging?le
 			if len(args) > 0 {
 				method, body = http.MethodPost, args[0]
 			}
-			text, err := relay(c.Context(), localClient(requestTimeout), port, method, "/debug/log-level", body)
+			text, err := askStatusPort(c.Context(), port, method, "/debug/log-level", body)
 			if err != nil {
 				return err
 			}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -83,6 +84,15 @@ func relay(ctx context.Context, client *http.Client, port int, method, path, bod
 		return "", fmt.Errorf("request %s %s: status %d, %s", method, target, resp.StatusCode, strings.TrimSpace(string(data)))
 	}
 	return string(data), nil
+}
+
+// askStatusPort is relay to the agent that runs on this machine. Without one, the error says what to do.
+func askStatusPort(ctx context.Context, port int, method, path, body string) (string, error) {
+	text, err := relay(ctx, localClient(requestTimeout), port, method, path, body)
+	if failed := new(net.OpError); errors.As(err, &failed) && failed.Op == "dial" {
+		return "", fmt.Errorf("no agent answers at port %d of this machine: %w: start it with pilot-agent proxy, or name its port with --statusPort", port, failed.Err)
+	}
+	return text, err
 }
 
 // localClient connects to localhost without a resolver: on IPv4, or on IPv6 if nothing listens on IPv4.
@@ -224,7 +234,7 @@ func newRestart() *cobra.Command {
 			if err := v.Err(); err != nil {
 				return err
 			}
-			text, err := relay(c.Context(), localClient(requestTimeout), port, http.MethodPost, "/restart", "")
+			text, err := askStatusPort(c.Context(), port, http.MethodPost, "/restart", "")
 			if err != nil {
 				return err
 			}

@@ -85,7 +85,7 @@ The exit code is 0 if the proxy is ready, else 255. pilot-agent doctor finds out
 
 // askAgent asks the agent at a status port for its state.
 func askAgent(ctx context.Context, port int) (*agentPage, error) {
-	text, err := relay(ctx, localClient(requestTimeout), port, http.MethodGet, "/debug/status", "")
+	text, err := askStatusPort(ctx, port, http.MethodGet, "/debug/status", "")
 	if err != nil {
 		return nil, err
 	}
