@@ -72,9 +72,18 @@ func (k *replica) fetch(ctx context.Context, page string, query url.Values, body
 		if k.name != "" {
 			where = k.at(page)
 		}
-		return nil, &statusError{res.StatusCode, fmt.Sprintf("%s responded with %s: %s", where, printable.Escape(res.Status), said)}
+		message := fmt.Sprintf("%s responded with %s: %s", where, printable.Escape(res.Status), said)
+		if k.name == "" && aboutTheRequest(res.StatusCode, said) {
+			message = said
+		}
+		return nil, &statusError{res.StatusCode, message}
 	}
 	return text, nil
+}
+
+// aboutTheRequest reports whether pilot-discovery has said what is wrong with a request: then nothing is wrong with its address.
+func aboutTheRequest(code int, said string) bool {
+	return (code == http.StatusBadRequest || code == http.StatusNotFound) && said != "" && !strings.HasPrefix(said, "404 ") && !strings.HasPrefix(said, "<")
 }
 
 // at names a page of the replica.

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/explain"
+	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/internal/settings/cli"
@@ -195,7 +196,7 @@ func (f *flags) answer(c *cobra.Command, q explain.Query) (explain.Answer, error
 	return explain.Join(all), nil
 }
 
-// near adds to an error the connected proxies whose names are near those of the question.
+// near adds to an error the connected proxies, and where one may be meant the services, whose names are near those of the question.
 func (f *flags) near(c *cobra.Command, r *replicas, q explain.Query, err error) error {
 	texts, _, listed := connected(c.Context(), r)
 	if listed != nil {
@@ -208,6 +209,12 @@ func (f *flags) near(c *cobra.Command, r *replicas, q explain.Query, err error) 
 	var names []string
 	for _, p := range list {
 		names = append(names, p.Proxy)
+	}
+	services, _ := objectsInForce(c.Context(), r) // without them there is less of a hint
+	for _, o := range services {
+		if o.Kind == string(object.Service) && strings.Contains(err.Error(), "no service") {
+			names = append(names, o.Name+"."+o.Namespace)
+		}
 	}
 	for _, name := range []string{q.From, q.To} {
 		if !slices.Contains(names, name) && strings.Contains(err.Error(), printable.Quote(name, 300)) {

@@ -39,6 +39,9 @@ user who called sudo, or nobody, never as root, and only after you have confirme
 Any other container is a stand-in: it answers each HTTP request on its ports with its name,
 its version and the identity of the caller as JSON, and each line of other ports with itself.
 
+Services have their addresses in Pods with a proxy. A Pod without one resolves their names to Pods, and
+names the port of the container: http://web:8080/ for targetPort 8080.
+
 Edits of the directory take effect while it runs. Pods reach each other, not the network of
 this machine. Ctrl-C ends everything and leaves nothing. Needs root and Linux.`,
 		Example: `  sudo pilotctl up ./mesh

@@ -115,8 +115,14 @@ func (r *validation) addReferences() {
 	// Deployments and the like stand for their Pods.
 	if plan, err := podplan.Make(r.texts, podplan.Options{}); err == nil {
 		for _, p := range plan.Pods {
+			spec := &object.PodSpec{ServiceAccount: p.ServiceAccount}
+			for _, c := range p.Containers {
+				for _, port := range c.Ports {
+					spec.Ports = append(spec.Ports, object.ContainerPort{Name: port.Name, Port: uint32(port.Number)})
+				}
+			}
 			r.all = append(r.all, &object.Object{
-				Key: object.Key{Kind: object.Pod, Namespace: p.Namespace, Name: p.Name}, Meta: object.Meta{Labels: p.Labels}, Spec: &object.PodSpec{ServiceAccount: p.ServiceAccount},
+				Key: object.Key{Kind: object.Pod, Namespace: p.Namespace, Name: p.Name}, Meta: object.Meta{Labels: p.Labels}, Spec: spec,
 			})
 		}
 	}
@@ -211,7 +217,11 @@ func (r *validation) text(file string, text []byte) {
 	r.files++
 	r.objects += len(found.Objects)
 	r.skipped += found.Skipped
-	r.problems = append(r.problems, found.Problems...)
+	r.lines[file] = admit.Lines(file, text)
+	for _, p := range found.Problems {
+		p.Origin.Line = r.lines[file](p.Key, p.Origin.Line, p.Field)
+		r.problems = append(r.problems, p)
+	}
 	for _, o := range found.Objects {
 		if first, twice := r.seen[o.Key]; twice {
 			r.problems = append(r.problems, object.Problem{Origin: o.Origin, Key: o.Key, Text: fmt.Sprintf("duplicate of the object at %s; remove one of them", first)})
@@ -220,7 +230,6 @@ func (r *validation) text(file string, text []byte) {
 		r.seen[o.Key] = o.Origin
 		r.all = append(r.all, &o)
 	}
-	r.lines[file] = admit.Lines(file, text)
 	r.texts = append(r.texts, podplan.File{Name: file, Text: text})
 }
 

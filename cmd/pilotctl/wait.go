@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/settings"
 	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
@@ -139,12 +140,21 @@ func (o waitOptions) request(args []string, namespace string, stdin io.Reader) (
 	case len(args) != 2:
 		return appliedRequest{}, misuse{errors.New("want KIND NAMESPACE/NAME or -f FILE (see pilotctl wait --help)")}
 	}
+	if _, err := object.ParseKind(args[0]); err != nil {
+		var kinds []string
+		for _, k := range object.Kinds() {
+			kinds = append(kinds, string(k))
+		}
+		if meant := near(args[0], kinds); len(meant) > 0 { // pilot-discovery may be newer and know others
+			return appliedRequest{}, misuse{fmt.Errorf("invalid kind %q%s", args[0], didYouMean(meant))}
+		}
+	}
 	name := args[1]
 	if given, short, ok := strings.Cut(args[1], "/"); ok {
 		namespace, name = given, short
 	}
 	if namespace == "" || name == "" {
-		return appliedRequest{}, misuse{fmt.Errorf("invalid object %q: want NAMESPACE/NAME", args[1])}
+		return appliedRequest{}, misuse{fmt.Errorf("invalid object %q: want NAMESPACE/NAME, or --namespace", args[1])}
 	}
 	return appliedRequest{query: url.Values{"kind": {args[0]}, "namespace": {namespace}, "name": {name}}}, nil
 }

@@ -251,6 +251,11 @@ func TestThePageTellsThatItIsAlone(t *testing.T) {
 		t.Error("what was shown is gone")
 	}
 	page.shoot("alone")
+
+	// Before the first update nothing is known, not that there is nothing.
+	if got := eval[string](page, "(Object.values(rows).forEach((r) => r.clear()), made.services.render(), made.services.count.textContent + made.services.none.textContent)"); got != "" {
+		t.Errorf("without any update it says %q", got)
+	}
 }
 
 // A thousand services stay usable: what the document has is bounded, and a filter and an update are quick.

@@ -109,6 +109,8 @@ func (s *service) uses(why string) {
 
 type workload struct {
 	labels map[string]string
+	// ports are those of the containers of a Pod; nil for other workloads.
+	ports []object.ContainerPort
 }
 
 func newIndex(objects []*object.Object, o Options) *index {
@@ -152,13 +154,13 @@ func (a *index) add(obj *object.Object) {
 		a.addEntry(obj, spec)
 		a.takes(obj, spec)
 	case *object.PodSpec:
-		a.workloads[obj.Namespace] = append(a.workloads[obj.Namespace], workload{obj.Meta.Labels})
+		a.workloads[obj.Namespace] = append(a.workloads[obj.Namespace], workload{obj.Meta.Labels, append([]object.ContainerPort{}, spec.Ports...)})
 		a.accounts[obj.Namespace+"/"+spec.ServiceAccount] = true
 	case *networking.WorkloadEntry:
-		a.workloads[obj.Namespace] = append(a.workloads[obj.Namespace], workload{mergedLabels(obj, spec)})
+		a.workloads[obj.Namespace] = append(a.workloads[obj.Namespace], workload{labels: mergedLabels(obj, spec)})
 		a.accounts[obj.Namespace+"/"+cmp.Or(spec.ServiceAccount, "default")] = true
 	case *networking.WorkloadGroup:
-		a.workloads[obj.Namespace] = append(a.workloads[obj.Namespace], workload{spec.GetMetadata().GetLabels()})
+		a.workloads[obj.Namespace] = append(a.workloads[obj.Namespace], workload{labels: spec.GetMetadata().GetLabels()})
 		a.accounts[obj.Namespace+"/"+cmp.Or(spec.GetTemplate().GetServiceAccount(), "default")] = true
 	case *networking.DestinationRule:
 		host := mesh.FullHost(spec.Host, obj.Namespace, a.o.Domain)

@@ -345,3 +345,45 @@ func TestEntriesBehindAService(t *testing.T) {
 		t.Errorf("of a Service that nobody sees: %q", got)
 	}
 }
+
+// A Service names ports that containers have.
+func TestNamesOfTargetPorts(t *testing.T) {
+	const pod = "---\napiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: n, labels: {app: a}}\nspec: {containers: [{name: c, ports: [{name: http-a, containerPort: 1}]}]}\nstatus: {podIP: 10.0.0.1}\n"
+	service := func(ports string) string {
+		return pod + "---\napiVersion: v1\nkind: Service\nmetadata: {name: s, namespace: n}\nspec: {selector: {app: a}, ports: [" + ports + "]}\n"
+	}
+	for ports, want := range map[string]string{
+		"{port: 80, targetPort: http-a}":                 "",
+		"{port: 80, targetPort: 8080}":                   "",
+		"{port: 80}":                                     "",
+		"{name: x, port: 70}, {port: 80, targetPort: b}": `s: spec.ports[1].targetPort: no container of its Pods has a port with the name "b": the port has no endpoints; want one of http-a, or a number`,
+	} {
+		got := strings.Join(findings(t, service(ports), analyze.Options{Workloads: true}), "\n")
+		if got != want {
+			t.Errorf("%s: %q, want %q", ports, got, want)
+		}
+	}
+	entry := "---\napiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: w, namespace: n}\nspec: {address: 10.0.0.9, labels: {app: a}}\n"
+	if got := findings(t, service("{port: 80, targetPort: b}")+entry, analyze.Options{Workloads: true}); len(got) != 0 {
+		t.Errorf("with a WorkloadEntry: %q", got)
+	}
+}
+
+// A host of a VirtualService that nothing has is most likely misspelled if a Service has nearly the same.
+func TestHostsOfVirtualServices(t *testing.T) {
+	route := func(hosts, more string) string {
+		return mesh + "---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: v, namespace: shop}\nspec: {hosts: [" + hosts + "], " + more + "http: [{route: [{destination: {host: web}}]}]}\n"
+	}
+	for text, want := range map[string]string{
+		route("web", ""):                          "",
+		route("wbe", ""):                          `v: spec.hosts[0]: no Service or ServiceEntry has the host "wbe.shop.svc.cluster.local"; did you mean "web.shop.svc.cluster.local"?`,
+		route("web, wbe", "gateways: [mesh], "):   `v: spec.hosts[1]: no Service or ServiceEntry has the host "wbe.shop.svc.cluster.local"; did you mean "web.shop.svc.cluster.local"?`,
+		route("something-else", ""):               "",
+		route("apj.example.org", ""):              "",
+		route("\"*.shop.svc.cluster.local\"", ""): "",
+	} {
+		if got := strings.Join(findings(t, text, analyze.Options{Workloads: true}), "\n"); got != want {
+			t.Errorf("%s\n got %q\nwant %q", text[len(mesh):], got, want)
+		}
+	}
+}

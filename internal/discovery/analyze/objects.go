@@ -66,6 +66,8 @@ func (a *index) check(obj *object.Object) {
 	case *object.ServiceSpec:
 		if a.o.Workloads && len(spec.Selector) > 0 && !a.selected(obj.Namespace, spec.Selector) {
 			a.warn("spec.selector", "no Pod has the labels %s: the Service has no endpoints", labelText(spec.Selector))
+		} else if a.o.Workloads && len(spec.Selector) > 0 {
+			a.targetPorts(obj.Namespace, spec)
 		}
 	}
 	if m, ok := obj.Spec.(proto.Message); ok {
@@ -123,7 +125,52 @@ func (a *index) selector(m protoreflect.Message) {
 	}
 }
 
+// targetPorts checks that the Pods of a Service have the ports that it names.
+func (a *index) targetPorts(namespace string, spec *object.ServiceSpec) {
+	for i, p := range spec.Ports {
+		names, other := map[string]bool{}, p.TargetName == "" || p.TargetPort != 0
+		for _, w := range a.workloads[namespace] {
+			if !subset(spec.Selector, w.labels) {
+				continue
+			}
+			other = other || w.ports == nil // a WorkloadEntry, whose ports are not those of containers
+			for _, c := range w.ports {
+				names[c.Name] = true
+			}
+		}
+		if other || names[p.TargetName] {
+			continue
+		}
+		text := fmt.Sprintf("no container of its Pods has a port with the name %q: the port has no endpoints", p.TargetName)
+		delete(names, "")
+		if len(names) > 0 {
+			text += "; want one of " + strings.Join(slices.Sorted(maps.Keys(names)), ", ") + ", or a number"
+		} else {
+			text += "; want a number"
+		}
+		a.warn(fmt.Sprintf("spec.ports[%d].targetPort", i), "%s", text)
+	}
+}
+
+// ownHosts reports hosts of the mesh that are most likely misspelled: no Service has them, and one has nearly the same. A host that
+// resembles none may be one that clients send in a header.
+func (a *index) ownHosts(spec *networking.VirtualService) {
+	if len(spec.Gateways) > 0 && !slices.Contains(spec.Gateways, "mesh") {
+		return
+	}
+	for i, host := range spec.Hosts {
+		full := mesh.FullHost(host, a.now.Namespace, a.o.Domain)
+		if a.services[full] != nil || strings.HasPrefix(host, "*") || !strings.HasSuffix(full, ".svc."+a.o.Domain) {
+			continue
+		}
+		if near := nearest(full, maps.Keys(a.services)); near != "" {
+			a.warn(fmt.Sprintf("spec.hosts[%d]", i), "no Service or ServiceEntry has the host %q; did you mean %q?", full, near)
+		}
+	}
+}
+
 func (a *index) virtualService(spec *networking.VirtualService) {
+	a.ownHosts(spec)
 	for i, name := range spec.Gateways {
 		if name == "mesh" {
 			continue

@@ -382,6 +382,9 @@ func (m *maker) object(s source, apiVersion string, text []byte, d *document) er
 	case "Service":
 		return m.readService(s, text, d)
 	case "Pod", "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job":
+		if field, fault := decode.WorkloadFault(apiVersion, s.kind); fault != "" && s.kind != "Pod" {
+			m.note(s, "%s: %s A cluster refuses it", field, fault)
+		}
 		return m.readWorkload(s, text, d)
 	case "CronJob":
 		m.note(s, "it is not run: want a Job")

@@ -210,11 +210,13 @@ spec: {template: {metadata: {labels: {istio: ingressgateway}, annotations: {inje
 func TestMistakesAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
 		"kind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: c}]}\nstatus: {podIP: x}": `f.yaml:1: Pod default/a: status.podIP: ParseAddr("x"): unable to parse IP`,
-		"kind: Pod\nmetadata: {name: a}":                                                                  "f.yaml:1: Pod default/a: spec: no containers",
-		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: 1000}":                                   "f.yaml:1: Deployment default/a: spec.replicas: 1000 Pods, want at most 50 on one machine",
-		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: x}":                                      "f.yaml:1: Deployment default/a: spec.replicas: string, want a value of type int",
-		"kind: CronJob\nmetadata: {name: a}":                                                              "f.yaml:1: CronJob default/a: it is not run: want a Job",
-		"kind: [":                                                                                         "f.yaml:1: the YAML does not parse: ",
+		"kind: Pod\nmetadata: {name: a}":                                                                                          "f.yaml:1: Pod default/a: spec: no containers",
+		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: 1000}":                                                           "f.yaml:1: Deployment default/a: spec.replicas: 1000 Pods, want at most 50 on one machine",
+		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: x}":                                                              "f.yaml:1: Deployment default/a: spec.replicas: string, want a value of type int",
+		"apiVersion: v1\nkind: Deployment\nmetadata: {name: a}\nspec: {replicas: 0, template: {spec: {containers: [{name: c}]}}}": `f.yaml:1: Deployment default/a: apiVersion: "v1" has no kind Deployment; did you mean apps/v1? A cluster refuses it`,
+		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: 0, selector: {matchLabels: {app: b}}, template: {metadata: {labels: {app: a}}, spec: {containers: [{name: c}]}}}": "f.yaml:1: Deployment default/a: spec.selector.matchLabels: the Pods of spec.template do not have the label app: b: a cluster refuses it",
+		"kind: CronJob\nmetadata: {name: a}": "f.yaml:1: CronJob default/a: it is not run: want a Job",
+		"kind: [":                            "f.yaml:1: the YAML does not parse: ",
 		"kind: Pod\nmetadata: {name: ../../x}\nspec: {containers: [{name: c}]}":                           `f.yaml:1: Pod default/../../x: metadata.name: invalid name "../../x": want lower-case letters`,
 		"kind: Pod\nmetadata: {name: a, namespace: ../b}\nspec: {containers: [{name: c}]}":                `f.yaml:1: Pod ../b/a: metadata.namespace: invalid namespace "../b": want`,
 		"kind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: /etc/c}]}":                            `f.yaml:1: Pod default/a: invalid name of a container "/etc/c": want`,

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -111,12 +112,20 @@ func (m *maker) readWorkload(s source, text []byte, d *document) error {
 				Replicas    *int        `json:"replicas"`
 				Parallelism *int        `json:"parallelism"`
 				Template    podTemplate `json:"template"`
+				Selector    struct {
+					MatchLabels map[string]string `json:"matchLabels"`
+				} `json:"selector"`
 			} `json:"spec"`
 		}
 		if err := json.Unmarshal(text, &body); err != nil {
 			return fieldError(err)
 		}
 		w.template = body.Spec.Template
+		for _, k := range slices.Sorted(maps.Keys(body.Spec.Selector.MatchLabels)) {
+			if want, has := body.Spec.Selector.MatchLabels[k], w.template.Metadata.Labels[k]; has != want {
+				m.note(s, "spec.selector.matchLabels: the Pods of spec.template do not have the label %s: %s: a cluster refuses it", k, want)
+			}
+		}
 		for _, n := range []*int{body.Spec.Replicas, body.Spec.Parallelism} {
 			if n != nil {
 				w.replicas = *n

@@ -104,7 +104,8 @@ func (s *session) change(ctx context.Context, files []podplan.File) {
 		old[n.String()] = true
 	}
 	for _, n := range plan.Notes {
-		if !old[n.String()] {
+		// What does not parse is told by pilot-discovery, which reads it, too.
+		if !old[n.String()] && !(n.Problem && n.Object == "") {
 			s.note(n)
 		}
 	}

@@ -401,7 +401,7 @@ func (s *session) publish(ctx context.Context, p Publish, scheme string) error {
 	}
 	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", p.Local))
 	if err != nil {
-		return fmt.Errorf("publish port %d of %s: %w", p.Port, p.Pod, err)
+		return fmt.Errorf("publish port %d of %s: %w; another one is given by --publish PORT:%s:%d", p.Port, p.Pod, err, p.Pod, p.Port)
 	}
 	s.opened[key] = true
 	s.record.Published = append(s.record.Published, Published{Address: l.Addr().String(), Pod: p.Pod, Port: p.Port, Scheme: scheme})

@@ -2,6 +2,7 @@ package decode
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -55,6 +56,9 @@ func notRead(version string, kind object.Kind) (meant object.Kind, p object.Prob
 	}
 	near, found := nearest(group, kind)
 	if !found {
+		if field, text := WorkloadFault(version, string(kind)); text != "" {
+			return kind, object.Problem{Severity: object.Warning, Field: field, Text: text + " This document has no effect"}, true
+		}
 		if _, mesh := unreadKinds[group]; !mesh {
 			return "", p, false
 		}
@@ -72,6 +76,28 @@ func notRead(version string, kind object.Kind) (meant object.Kind, p object.Prob
 		p.Severity = object.Error
 	}
 	return ownKind(near.group, near.kind), p, true
+}
+
+// WorkloadFault says what is wrong with the version and kind of an object that is most likely meant to be one that Pods are made of, such as a
+// Deployment, and in which field; it is empty for others.
+func WorkloadFault(version, kind string) (field, text string) {
+	group := groupIn(version)
+	if workloadKinds[groupKind{group: group, kind: object.Kind(kind)}] != nil || version == "" || len(kind) > maxKindLength {
+		return "", ""
+	}
+	best, least := groupKind{}, far
+	for _, k := range slices.SortedFunc(maps.Keys(workloadKinds), func(a, b groupKind) int { return strings.Compare(string(a.kind), string(b.kind)) }) {
+		if d := kindDistance(kind, string(k.kind)); d < least && (d == 0 || k.group == group) {
+			best, least = k, d
+		}
+	}
+	switch {
+	case least == far:
+		return "", ""
+	case least == 0:
+		return "apiVersion", fmt.Sprintf("%.100q has no kind %s; did you mean %s/v1?", version, kind, best.group)
+	}
+	return "kind", fmt.Sprintf("unknown kind %.100q; did you mean %s?", kind, best.kind)
 }
 
 // groupIn returns the group of an API version. Without a slash, a text with a dot is a group.

@@ -355,7 +355,7 @@ class View {
     let count = all.length === total ? `${total.toLocaleString("en")} in all` : `${all.length.toLocaleString("en")} of ${total.toLocaleString("en")}`;
     if (pages > 1) count += `, page ${this.page + 1} of ${pages}`;
     if (left) count += `; ${left.toLocaleString("en")} more are not sent, because there are too many`;
-    set(this.count, count);
+    set(this.count, rows.status.size ? count : ""); // before the first update nothing is known
     this.pager.hidden = pages === 1;
     this.back.disabled = this.page === 0;
     this.next.disabled = this.page === pages - 1;
