@@ -55,6 +55,7 @@ func (d *demo) keepRunning(ctx context.Context) error {
 	d.screen.line("\nThe mesh keeps running until Ctrl-C. Its configuration is in %s. Try", d.config)
 	d.screen.line("  curl -d hello http://%s/        a request from the shopper", front)
 	d.screen.line("  pilotctl --discovery http://%s proxies", discovery)
+	d.screen.line("  http://%s/ui        services, proxies, changes and problems", discovery)
 	page, err := d.pod("productpage")
 	if err != nil {
 		return err

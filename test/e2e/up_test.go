@@ -132,6 +132,13 @@ func TestUpRunsWorkloads(t *testing.T) {
 		t.Errorf("the exit code of pilotctl exec: %v, want 7", err)
 	}
 
+	if want := "pilotctl exec caller-1.hello -- curl -s http://greeter.hello:80/\n"; !strings.Contains(s.output(), want) {
+		t.Errorf("it does not propose %q", want)
+	}
+	view := regexp.MustCompile(`(http://\S+/ui) +services`).FindStringSubmatch(s.output())
+	if view == nil || !strings.Contains(fetch(t, view[1]), "<title>") {
+		t.Errorf("the page is not served at %v", view)
+	}
 	entry := regexp.MustCompile(`(http://\S+) +port 80 of`).FindStringSubmatch(s.output())
 	if entry == nil {
 		t.Fatal("the gateway is not opened")

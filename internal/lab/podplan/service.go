@@ -130,6 +130,9 @@ func withAddress(t *yamltree.Tree, ip netip.Addr) *yamltree.Tree {
 	return out
 }
 
+// HTTP reports whether the port is not declared to be of another protocol.
+func (p ServicePort) HTTP() bool { return !declaresTCP(p.Name, p.Protocol) }
+
 // Selects reports whether a Service has a Pod as endpoint.
 func (s Service) Selects(p Pod) bool {
 	if s.Namespace != p.Namespace || len(s.Selector) == 0 {
@@ -163,7 +166,7 @@ func (m *maker) declarePorts() {
 // declare takes over what a Service says of the protocol of a port, and adds the port if it is a number that no
 // container declares.
 func (p *Pod) declare(port ServicePort) {
-	http := !declaresTCP(port.Name, port.Protocol)
+	http := port.HTTP()
 	number, err := strconv.ParseUint(port.Target, 10, 16)
 	for c := range p.Containers {
 		for i := range p.Containers[c].Ports {

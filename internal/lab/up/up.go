@@ -433,24 +433,34 @@ func (s *session) hints() {
 	}
 	s.out.line("\nTry")
 	s.out.line("  pilotctl%s proxies", discovery)
-	if name := s.example(); name != "" {
-		s.out.line("  pilotctl exec %s -- COMMAND", name)
+	if name, command := s.example(); name != "" {
+		s.out.line("  pilotctl exec %s -- %s", name, command)
 		s.out.line("  pilotctl logs %s -c proxy", name)
 	}
+	s.out.line("  http://%s/ui        services, proxies, changes and problems", s.record.Discovery)
 	for _, p := range s.record.Published {
 		s.out.line("  %s        port %d of %s", p.URL(), p.Port, p.Pod)
 	}
 	s.out.line("Edits of %s take effect. Ctrl-C ends everything.\n", s.o.Dir)
 }
 
-// example is a Pod with a sidecar.
-func (s *session) example() string {
+// example is a Pod with a sidecar, one that no Service selects if there is one, and a command for it: a request to a Service.
+func (s *session) example() (pod, command string) {
+	client := false
 	for _, p := range s.plan.Pods {
-		if p.Sidecar {
-			return p.Key()
+		served := slices.ContainsFunc(s.plan.Services, func(svc podplan.Service) bool { return svc.Selects(p) })
+		if p.Sidecar && (pod == "" || !client && !served) {
+			pod, client = p.Key(), !served
 		}
 	}
-	return ""
+	for _, svc := range s.plan.Services {
+		for _, p := range s.plan.Pods {
+			if p.Sidecar && svc.Selects(p) && svc.ClusterIP.IsValid() && len(svc.Ports) > 0 && svc.Ports[0].HTTP() {
+				return pod, fmt.Sprintf("curl -s http://%s.%s:%d/", printable.Escape(svc.Name), printable.Escape(svc.Namespace), svc.Ports[0].Number)
+			}
+		}
+	}
+	return pod, "COMMAND"
 }
 
 // printer prints whole lines; it may be used by several goroutines.
