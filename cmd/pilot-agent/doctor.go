@@ -105,6 +105,7 @@ func printFindings(w io.Writer, rows []finding.Row) error {
 func examine(ctx context.Context, s process, o doctorOptions) *doctor.Facts {
 	f := &doctor.Facts{Now: time.Now(), Version: version}
 	g := gather.Options{Timeout: o.timeout}
+	var unread string
 	in := input{from: "the environment of this command", env: s.env, role: mesh.Sidecar, flags: map[string]string{}}
 	in.dir, _ = os.Getwd() // without it, relative paths are not found, which the checks of files tell
 	ask, cancel := context.WithTimeout(ctx, o.timeout)
@@ -124,7 +125,7 @@ func examine(ctx context.Context, s process, o doctorOptions) *doctor.Facts {
 		if read, err := processInput(d.PID); err == nil {
 			in = read
 		} else {
-			in.from += fmt.Sprintf(", since those of the agent cannot be read: %v", err)
+			unread = err.Error()
 		}
 		if d.Capture != nil {
 			f.Capture.Arguments, f.Capture.Watched = d.Capture.Arguments, true
@@ -134,7 +135,7 @@ func examine(ctx context.Context, s process, o doctorOptions) *doctor.Facts {
 	agentSpec, err := in.spec()
 	if err == nil {
 		g.Spec = agentSpec
-		f.Settings = finding.Of(doctor.Settings{From: in.from, Warnings: agentSpec.Warnings}, nil)
+		f.Settings = finding.Of(doctor.Settings{From: in.from, Warnings: agentSpec.Warnings, Unread: unread}, nil)
 	} else {
 		f.Settings = finding.Of(doctor.Settings{}, fmt.Errorf("%s: %w", in.from, err))
 	}

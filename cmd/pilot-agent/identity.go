@@ -91,7 +91,7 @@ func moment(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 // span is a moment with its distance from now.
 func span(t, now time.Time) string {
 	d := t.Sub(now).Round(time.Second)
-	if d < 0 {
+	if d <= 0 {
 		return fmt.Sprintf("%s (%s ago)", moment(t), -d)
 	}
 	return fmt.Sprintf("%s (in %s)", moment(t), d)

@@ -42,6 +42,10 @@ func settings(f *Facts) finding.Finding {
 		return finding.Fail("correct it", "%s", why)
 	}
 	s := f.Settings.Value
+	if s.Unread != "" {
+		return finding.Warn("run this command as root or as the agent's user: what the checks below say of files, servers and versions may not be so for the agent",
+			"%s, since those of the agent cannot be read: %s", s.From, s.Unread)
+	}
 	if n := len(s.Warnings); n > 0 {
 		text := fmt.Sprintf("%s: %s", s.From, s.Warnings[0])
 		if n > 1 {

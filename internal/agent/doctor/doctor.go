@@ -67,6 +67,8 @@ type Settings struct {
 	// From says whose they are.
 	From     string
 	Warnings []string
+	// Unread says why they are not those of the agent that runs; empty if they are, or if none runs.
+	Unread string
 }
 
 // Kernel is what the kernel has that the agent and Envoy use.

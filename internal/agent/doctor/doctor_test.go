@@ -50,6 +50,7 @@ func TestEachFaultIsFound(t *testing.T) {
 		"not connected":     {func(f *Facts) { f.Agent.Connected, f.Agent.Upstream = false, "refused" }, "agent", finding.Failed, "not connected to discovery: refused"},
 		"setting":           {func(f *Facts) { f.Settings = finding.Known[Settings]{Err: "invalid port", Asked: true} }, "settings", finding.Failed, "invalid port"},
 		"warnings":          {func(f *Facts) { f.Settings.Value.Warnings = []string{"A has no effect", "B"} }, "settings", finding.Warning, "A has no effect (and 1 more"},
+		"not the agent's":   {func(f *Facts) { f.Settings.Value.Unread = "permission denied" }, "settings", finding.Warning, "since those of the agent cannot be read: permission denied"},
 		"kernel":            {func(f *Facts) { f.Kernel.Problems = []string{"inotify: no"} }, "kernel", finding.Failed, "inotify: no"},
 		"capability":        {func(f *Facts) { f.Capabilities = 0 }, "capabilities", finding.Failed, "--watchCapture"},
 		"files":             {func(f *Facts) { f.OpenFiles = 1024 }, "open files", finding.Warning, "1024"},
