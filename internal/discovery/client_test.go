@@ -106,9 +106,13 @@ func (c *client) ask(t xds.Type, names ...string) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	role := "sidecar"
+	if c.app == "gateway" {
+		role = "router"
+	}
 	r := &discoveryv3.DeltaDiscoveryRequest{
 		TypeUrl: t.URL(), ResourceNamesSubscribe: names,
-		Node: &corev3.Node{Id: "sidecar~10.99.0.1~" + c.app + "-1.shop~shop.svc.cluster.local", Metadata: meta},
+		Node: &corev3.Node{Id: role + "~10.99.0.1~" + c.app + "-1.shop~shop.svc.cluster.local", Metadata: meta},
 	}
 	_ = c.stream.Send(r) // Recv returns the error
 }

@@ -91,6 +91,8 @@ const (
 	// MongoFilter: envoy.filters.network.mongo_proxy, and RedisFilter: envoy.filters.network.redis_proxy.
 	MongoFilter
 	RedisFilter
+	// AccessLogService is set if the bootstrap has AccessLogServiceCluster, and the proxy the loggers for it.
+	AccessLogService
 )
 
 // Has reports whether all bits of x are set in c.
@@ -129,6 +131,9 @@ var metricsExtensions = []string{
 	"envoy.access_loggers.stats", "envoy.filters.http.header_mutation",
 	"envoy.filters.http.header_to_metadata", "envoy.filters.http.upstream_codec",
 }
+
+// accessLogExtensions are what AccessLogService needs.
+var accessLogExtensions = []string{"envoy.access_loggers.http_grpc", "envoy.access_loggers.tcp_grpc"}
 
 // dynamicExtensions are what DynamicDNS needs: the filter state says which port requests go to.
 var dynamicExtensions = []string{
@@ -207,6 +212,9 @@ func Capabilities(n Node) Capability {
 	}
 	if !slices.ContainsFunc(metricsExtensions, lacks) {
 		c |= Metrics
+	}
+	if n.Metadata.AccessLogService && !slices.ContainsFunc(accessLogExtensions, lacks) {
+		c |= AccessLogService
 	}
 	return c
 }

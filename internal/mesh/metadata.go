@@ -32,6 +32,8 @@ type Metadata struct {
 	AutoRegisterGroup string
 	// ReadinessProbe is set if the node's ProxyConfig has one, so that the agent reports its application's health.
 	ReadinessProbe bool
+	// AccessLogService is set if the ProxyConfig has a service of access logs: the bootstrap has AccessLogServiceCluster.
+	AccessLogService bool
 
 	HTTP10 bool
 	// VirtualHosts is set if the proxy accepts virtual hosts as resources of their own (VHDS), which
@@ -130,8 +132,8 @@ const proxyConfigKey = "PROXY_CONFIG"
 
 // IsProxyConfig reports whether the value of a key is the node's ProxyConfig. Of it only the names
 // of fields count, but for one: whoever does not decode it whole sets NotApplied by [ProxyConfigField],
-// ReadinessProbe by [IsReadinessProbe], Topology by [IsTopology] and [DecodeTopology], and
-// Tracing by [IsTracing] and [DecodeTracing].
+// ReadinessProbe by [IsReadinessProbe], Topology by [IsTopology] and [DecodeTopology],
+// Tracing by [IsTracing] and [DecodeTracing], and AccessLogService by [IsAccessLogService] and [DecodeAccessLogService].
 func IsProxyConfig(key string) bool { return key == proxyConfigKey }
 
 // ReadsMetadata reports whether DecodeMetadata reads the value of a key. Values of other keys need not be
@@ -171,6 +173,7 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		CompliancePolicy:  Text(raw[CompliancePolicyKey]),
 		AutoRegisterGroup: Text(raw[autoRegisterKey]),
 		ReadinessProbe:    hasReadinessProbe(raw[proxyConfigKey]),
+		AccessLogService:  accessLogService(raw[proxyConfigKey]),
 		Epoch:             epoch(raw[EpochKey]),
 	}
 	whole := false

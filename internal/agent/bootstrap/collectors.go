@@ -26,11 +26,10 @@ import (
 
 // Names of the static clusters of collectors; what a control plane sends refers to them. [agent B13]
 const (
-	zipkinCluster     = "zipkin"
-	datadogCluster    = "datadog_agent"
-	lightstepCluster  = "lightstep"
-	metricsCluster    = "envoy_metrics_service"
-	accessLogsCluster = "envoy_accesslog_service"
+	zipkinCluster    = "zipkin"
+	datadogCluster   = "datadog_agent"
+	lightstepCluster = "lightstep"
+	metricsCluster   = "envoy_metrics_service"
 )
 
 // collectors adds what sends traces, statistics and access logs to somebody outside of the mesh. Its errors name the field. [agent B13, B18, B19]
@@ -51,7 +50,7 @@ func (p *packer) collectors(s *spec.Spec, fam family, b *bootstrapv3.Bootstrap) 
 	for _, service := range []struct {
 		field, cluster string
 		remote         *meshv1.RemoteService
-	}{{"envoyMetricsService", metricsCluster, c.GetEnvoyMetricsService()}, {"envoyAccessLogService", accessLogsCluster, c.GetEnvoyAccessLogService()}} {
+	}{{"envoyMetricsService", metricsCluster, c.GetEnvoyMetricsService()}, {"envoyAccessLogService", mesh.AccessLogServiceCluster, c.GetEnvoyAccessLogService()}} {
 		if service.remote.GetAddress() == "" {
 			continue
 		}

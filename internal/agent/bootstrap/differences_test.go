@@ -88,7 +88,7 @@ func TestDifferencesThatAreRefused(t *testing.T) {
 
 // The names that discovery refuses are those that the agent's bootstraps have.
 func TestOwnNamesAreKnownToDiscovery(t *testing.T) {
-	for _, name := range []string{xdsCluster, sdsCluster, mesh.SDSFilesCluster, agentCluster, prometheusCluster, localCluster, zipkinCluster, datadogCluster, metricsCluster, accessLogsCluster} {
+	for _, name := range []string{xdsCluster, sdsCluster, mesh.SDSFilesCluster, agentCluster, prometheusCluster, localCluster, zipkinCluster, datadogCluster, metricsCluster, mesh.AccessLogServiceCluster} {
 		if !mesh.OwnBootstrapName(name) {
 			t.Errorf("cluster %s is not in the table of package mesh", name)
 		}

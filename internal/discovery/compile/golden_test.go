@@ -62,7 +62,7 @@ func TestGolden(t *testing.T) {
 			WholeRoutes: slices.Contains(options, "whole-routes"), Sessions: slices.Contains(options, "sessions"), Unready: unready, HTTP3: slices.Contains(options, "http3"), TraceSampling: 1, ProtocolFilters: protocols,
 		})
 		m, verdicts := config.MeshConfig(header(input, "mesh"))
-		if len(verdicts) > 0 {
+		if config.Rejected(verdicts) {
 			t.Fatal(verdicts)
 		}
 		w.model.SetMesh(m)
@@ -71,6 +71,9 @@ func TestGolden(t *testing.T) {
 			w.model.Deny([]model.Denial{{Name: "broken", Namespace: ns, Everything: true}})
 		}
 		class := w.join(subject(t, input))
+		if subject(t, input).Metadata.AccessLogService {
+			add(b, &clusterv3.Cluster{Name: mesh.AccessLogServiceCluster})
+		}
 		all := w.bytes(class)
 		var out []proto.Message
 		for _, k := range sortedKeys(all) {

@@ -186,6 +186,9 @@ func (c *check) meshConfig(m *meshv1.MeshConfig) {
 	if m.GetIngressService() == "" && m.GetIngressControllerMode() != meshv1.MeshConfig_OFF {
 		c.warn("ingressService", "not applied to statuses: the addresses of Nodes are not written to Ingresses; name the Service of their gateways, such as istio-ingressgateway")
 	}
+	if m.GetEnableEnvoyAccessLogService() && m.GetDefaultConfig().GetEnvoyAccessLogService().GetAddress() == "" {
+		c.warn("enableEnvoyAccessLogService", "not applied to proxies whose own ProxyConfig has no envoyAccessLogService.address: defaultConfig has none")
+	}
 	c.exportTo("defaultServiceExportTo", m.DefaultServiceExportTo, true)
 	c.exportTo("defaultVirtualServiceExportTo", m.DefaultVirtualServiceExportTo, false)
 	c.exportTo("defaultDestinationRuleExportTo", m.DefaultDestinationRuleExportTo, false)

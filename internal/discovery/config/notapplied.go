@@ -22,7 +22,6 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.networking.v1alpha3.OutlierDetection.consecutive_errors":                                              {text: "nothing is counted; use consecutive5xxErrors or consecutiveGatewayErrors"},
 	"istio.mesh.v1alpha1.MeshConfig.proxy_http_port":                                                             {text: "no HTTP proxy port is opened"},
 	"istio.mesh.v1alpha1.MeshConfig.hbone_idle_timeout":                                                          {text: "HBONE is not supported"},
-	"istio.mesh.v1alpha1.MeshConfig.enable_envoy_access_log_service":                                             {text: "access logs go to accessLogFile only"},
 	"istio.mesh.v1alpha1.ConfigSource.tls_settings":                                                              {text: "it is for sources of xDS, which are not read"},
 	"istio.mesh.v1alpha1.ConfigSource.subscribed_resources":                                                      {text: "all of Istio's kinds are read from a directory"},
 	"istio.mesh.v1alpha1.MeshConfig.CertificateData.spiffe_bundle_url":                                           {text: "no bundle is fetched, and proxies trust no root of this entry; put its certificates in pem"},
@@ -42,7 +41,7 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.MeshConfig.service_entry_visibility":                                                    {text: "the visibility of ServiceEntries depends on exportTo and defaultServiceExportTo only; remove it"},
 	"istio.mesh.v1alpha1.ServiceEntryVisibility.apply_to_sidecars":                                               {text: "a ServiceEntry that it hides would be visible to sidecars; restrict exportTo or defaultServiceExportTo, and remove it", rejected: true},
 	"istio.networking.v1alpha3.SidecarPort.target_port":                                                          {text: "a listener's port is port.number, and its destination defaultEndpoint"},
-	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.OpenTelemetryTracingProvider.service_attribute_enrichment": {text: "spans have the name of the service as with ISTIO_CANONICAL, and no other attributes of it"},
+	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.OpenTelemetryTracingProvider.service_attribute_enrichment": {text: "spans have the name of the service as with ISTIO_CANONICAL, and no other attributes of it: these are of a Pod, and listeners are for all Pods of a service; set OTEL_RESOURCE_ATTRIBUTES in proxies and resourceDetectors.environment"},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.HttpHeader.env_name":                                       {text: "the control plane gives no variables of its environment away, and the header is left out; use value"},
 }
 

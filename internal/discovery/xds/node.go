@@ -156,10 +156,11 @@ type proxyConfig struct {
 	readinessProbe bool
 	topology       mesh.Topology
 	tracing        mesh.Tracing
+	accessLogs     bool
 }
 
 func (c proxyConfig) into(m *mesh.Metadata) {
-	m.NotApplied, m.ReadinessProbe, m.Topology, m.Tracing = c.notApplied, c.readinessProbe, c.topology, c.tracing
+	m.NotApplied, m.ReadinessProbe, m.Topology, m.Tracing, m.AccessLogService = c.notApplied, c.readinessProbe, c.topology, c.tracing, c.accessLogs
 }
 
 // decodeProxyConfig reads an encoded ProxyConfig, a structpb.Value. Nothing else is copied, and nothing refused: what cannot be read is as if
@@ -167,13 +168,15 @@ func (c proxyConfig) into(m *mesh.Metadata) {
 func decodeProxyConfig(config []byte) (out proxyConfig) {
 	err := eachKey(config, func(name string, v []byte) error {
 		var decoded structpb.Value
-		if used := mesh.IsTopology(name) || mesh.IsTracing(name); used && len(v) <= maxMetadataValue {
+		if used := mesh.IsTopology(name) || mesh.IsTracing(name) || mesh.IsAccessLogService(name); used && len(v) <= maxMetadataValue {
 			if err := proto.Unmarshal(v, &decoded); err != nil {
 				return err
 			}
 		}
 		if mesh.IsTopology(name) {
 			out.topology = mesh.DecodeTopology(decoded.AsInterface())
+		} else if mesh.IsAccessLogService(name) {
+			out.accessLogs = mesh.DecodeAccessLogService(decoded.AsInterface())
 		} else if mesh.IsTracing(name) {
 			whole := false
 			if out.tracing, whole = mesh.DecodeTracing(decoded.AsInterface()); !whole || len(v) > maxMetadataValue {

@@ -74,7 +74,7 @@ func TestAnyProxyConfigIsServed(t *testing.T) {
 // FuzzProxyConfig compares what is read of the encoded configuration with what is read of its JSON.
 func FuzzProxyConfig(f *testing.F) {
 	for _, seed := range []string{
-		`{}`, `null`, `1`, `{"tracing": {"sampling": 1}, "proxyHeaders": {}}`, `{"tracing": {"zipkin": {}, "sampling": 12.5, "maxPathTagLength": 9, "customTags": {"a": {"literal": {"value": "x"}}, "b": {"header": {"name": "h", "defaultValue": "d"}}, "c": {}, "": {"literal": {"value": "y"}}}}}`, `{"tracing": {"sampling": 101, "maxPathTagLength": -1, "customTags": []}}`, `{"readinessProbe": {"httpGet": {"port": 1}}}`, `{"readinessProbe": {}}`, `{"gatewayTopology": {"numTrustedProxies": 2, "forwardClientCertDetails": "SANITIZE", "proxyProtocol": {}}}`, `{"gatewayTopology": {}}`, `{"gatewayTopology": {"numTrustedProxies": -1}}`, `{"connectionSettings": {"globalDownstreamConnectionLimit": 1, "x": null}}`, `[{"tracing": {"a": 1}}]`,
+		`{}`, `null`, `1`, `{"tracing": {"sampling": 1}, "proxyHeaders": {}}`, `{"tracing": {"zipkin": {}, "sampling": 12.5, "maxPathTagLength": 9, "customTags": {"a": {"literal": {"value": "x"}}, "b": {"header": {"name": "h", "defaultValue": "d"}}, "c": {}, "": {"literal": {"value": "y"}}}}}`, `{"tracing": {"sampling": 101, "maxPathTagLength": -1, "customTags": []}}`, `{"readinessProbe": {"httpGet": {"port": 1}}}`, `{"readinessProbe": {}}`, `{"gatewayTopology": {"numTrustedProxies": 2, "forwardClientCertDetails": "SANITIZE", "proxyProtocol": {}}}`, `{"gatewayTopology": {}}`, `{"envoyAccessLogService": {"address": "a:1"}}`, `{"envoyAccessLogService": {"tlsSettings": {}}}`, `{"gatewayTopology": {"numTrustedProxies": -1}}`, `{"connectionSettings": {"globalDownstreamConnectionLimit": 1, "x": null}}`, `[{"tracing": {"a": 1}}]`,
 	} {
 		f.Add(seed)
 	}
@@ -85,7 +85,7 @@ func FuzzProxyConfig(f *testing.F) {
 		}
 		want, err := mesh.DecodeMetadata(map[string]any{"PROXY_CONFIG": v.AsInterface()})
 		got := decodeProxyConfig(encoded(t, &v))
-		if expected := (proxyConfig{want.NotApplied, want.ReadinessProbe, want.Topology, want.Tracing}); err != nil || got != expected {
+		if expected := (proxyConfig{want.NotApplied, want.ReadinessProbe, want.Topology, want.Tracing, want.AccessLogService}); err != nil || got != expected {
 			t.Errorf("%s: %+v, want %+v (%v)", text, got, expected, err)
 		}
 	})

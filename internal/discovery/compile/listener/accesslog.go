@@ -44,14 +44,24 @@ type Logs struct {
 	List    []Log
 }
 
-// accessLog returns the access logs of requests and connections, nil if there are none. [control-plane 1.4.8, 1.11.3]
-func (e Env) accessLog() (out []*accesslogv3.AccessLog) {
+// The names of logs at the service of the proxies' own ProxyConfig, Istio's, by what they are of.
+const (
+	httpLogName     = "http_envoy_accesslog"
+	tcpLogName      = "tcp_envoy_accesslog"
+	listenerLogName = "listener_envoy_accesslog"
+)
+
+// accessLog returns the access logs of requests and connections, nil if there are none. name is that of the log at the proxies' own service, empty
+// where nothing is sent to it. [control-plane 1.4.8, 1.11.3]
+func (e Env) accessLog(name string) (out []*accesslogv3.AccessLog) {
 	if !e.Logs.Decided {
-		path := e.Mesh.GetAccessLogFile()
-		if path == "" {
-			return nil
+		if path := e.Mesh.GetAccessLogFile(); path != "" {
+			out = append(out, fileLog(path, e.meshFormat()))
 		}
-		return []*accesslogv3.AccessLog{fileLog(path, e.meshFormat())}
+		if e.Mesh.GetEnableEnvoyAccessLogService() && e.Caps.Has(mesh.AccessLogService) && name != "" {
+			out = append(out, ownServiceLog(name))
+		}
+		return out
 	}
 	for _, l := range e.Logs.List {
 		one := e.log(l)
@@ -76,7 +86,7 @@ func (e Env) listenerLog() []*accesslogv3.AccessLog {
 	if e.Mesh.GetDisableEnvoyListenerLog() {
 		return nil
 	}
-	logs := e.accessLog()
+	logs := e.accessLog(listenerLogName)
 	for _, l := range logs {
 		noRoute := &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{
 			ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: []string{"NR"}},
@@ -122,7 +132,7 @@ func (e Env) log(l Log) *accesslogv3.AccessLog {
 	case *meshv1.MeshConfig_ExtensionProvider_EnvoyHttpAls:
 		a := p.EnvoyHttpAls
 		return logger("envoy.access_loggers.http_grpc", &grpcaccesslogv3.HttpGrpcAccessLogConfig{
-			CommonConfig:                    l.common(a.GetLogName(), "http_envoy_accesslog", a.GetFilterStateObjectsToLog(), wasmState),
+			CommonConfig:                    l.common(a.GetLogName(), httpLogName, a.GetFilterStateObjectsToLog(), wasmState),
 			AdditionalRequestHeadersToLog:   a.GetAdditionalRequestHeadersToLog(),
 			AdditionalResponseHeadersToLog:  a.GetAdditionalResponseHeadersToLog(),
 			AdditionalResponseTrailersToLog: a.GetAdditionalResponseTrailersToLog(),
@@ -130,7 +140,7 @@ func (e Env) log(l Log) *accesslogv3.AccessLog {
 	case *meshv1.MeshConfig_ExtensionProvider_EnvoyTcpAls:
 		a := p.EnvoyTcpAls
 		return logger("envoy.tcp_grpc_access_log", &grpcaccesslogv3.TcpGrpcAccessLogConfig{
-			CommonConfig: l.common(a.GetLogName(), "tcp_envoy_accesslog", a.GetFilterStateObjectsToLog(), peerState),
+			CommonConfig: l.common(a.GetLogName(), tcpLogName, a.GetFilterStateObjectsToLog(), peerState),
 		})
 	case *meshv1.MeshConfig_ExtensionProvider_EnvoyOtelAls:
 		a := p.EnvoyOtelAls
@@ -154,6 +164,15 @@ func orDefault(s, otherwise string) string {
 		return otherwise
 	}
 	return s
+}
+
+// ownServiceLog returns a log to the service of the proxies' own ProxyConfig.
+func ownServiceLog(name string) *accesslogv3.AccessLog {
+	common := Log{Cluster: mesh.AccessLogServiceCluster}.common(name, "", nil, wasmState)
+	if name == httpLogName {
+		return logger("envoy.access_loggers.http_grpc", &grpcaccesslogv3.HttpGrpcAccessLogConfig{CommonConfig: common})
+	}
+	return logger("envoy.tcp_grpc_access_log", &grpcaccesslogv3.TcpGrpcAccessLogConfig{CommonConfig: common})
 }
 
 // common is what all loggers of gRPC have.

@@ -78,7 +78,7 @@ func (e Env) manager(statPrefix string, outbound bool, s side) *hcmv3.HttpConnec
 	h := &hcmv3.HttpConnectionManager{
 		StatPrefix:                   statPrefix,
 		HttpFilters:                  e.httpFilters(outbound),
-		AccessLog:                    append(e.accessLog(), e.httpStats(s)...),
+		AccessLog:                    append(e.accessLog(httpLogName), e.httpStats(s)...),
 		UseRemoteAddress:             wrapperspb.Bool(false),
 		Proxy_100Continue:            true,
 		UpgradeConfigs:               []*hcmv3.HttpConnectionManager_UpgradeConfig{{UpgradeType: "websocket"}},

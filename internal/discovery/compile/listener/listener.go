@@ -195,7 +195,7 @@ func (e Env) tcpProxy(statPrefix string, t TCP, s side) *listenerv3.Filter {
 	p := &tcpproxyv3.TcpProxy{
 		StatPrefix:                      statPrefix,
 		ClusterSpecifier:                &tcpproxyv3.TcpProxy_Cluster{Cluster: t.Cluster},
-		AccessLog:                       e.accessLog(),
+		AccessLog:                       e.accessLog(tcpLogName),
 		IdleTimeout:                     t.IdleTimeout,
 		MaxDownstreamConnectionDuration: t.MaxDuration,
 	}

@@ -25,7 +25,7 @@ func buildUDP(g Gateway, e Env) *listenerv3.Listener {
 	l := &listenerv3.Listener{
 		Name: g.Name, Address: datagrams(address(g.Address, g.Port)), TrafficDirection: corev3.TrafficDirection_OUTBOUND,
 		ListenerFilters: []*listenerv3.ListenerFilter{listenerFilter("envoy.filters.udp_listener.udp_proxy", &udpproxyv3.UdpProxyConfig{
-			StatPrefix: to.Prefix, RouteSpecifier: &udpproxyv3.UdpProxyConfig_Matcher{Matcher: byWeight(to)}, AccessLog: e.accessLog(),
+			StatPrefix: to.Prefix, RouteSpecifier: &udpproxyv3.UdpProxyConfig_Matcher{Matcher: byWeight(to)}, AccessLog: e.accessLog(""),
 		})},
 	}
 	for _, a := range e.additional(g.Address, g.Port) {
