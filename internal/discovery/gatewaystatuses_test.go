@@ -222,6 +222,55 @@ spec: {gatewayClassName: istio, listeners: [{name: https, port: 443, protocol: H
 
 // What is wrong with a BackendTLSPolicy is a condition of it at each Gateway with a route to its Service, and only there; of two for one Service
 // the older one counts.
+func TestConditionsOfClientCertificates(t *testing.T) {
+	p := start(t)
+	text := func() string {
+		var out []string
+		for _, e := range p.objects() {
+			if name, is := strings.CutPrefix(e.Object, "KubernetesGateway shop/"); is {
+				out = append(out, name+" "+e.Field+": "+e.Text)
+			}
+		}
+		return strings.Join(out, "\n")
+	}
+	const objects = shop + `---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: shop}
+spec:
+  gatewayClassName: istio
+  tls:
+    frontend:
+      default: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: roots}, {group: "", kind: Secret, name: roots}]}}
+      perPort: [{port: 8443, tls: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: roots, namespace: other}]}}}, {port: 9443, tls: {}}]
+  listeners:
+  - {name: a, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: x}]}}
+  - {name: b, port: 8443, protocol: HTTPS, tls: {certificateRefs: [{name: x}]}}
+  - {name: c, port: 9443, protocol: HTTPS, tls: {certificateRefs: [{name: x}]}}
+  - {name: d, port: 10443, protocol: TLS, tls: {certificateRefs: [{name: x}]}}
+`
+	p.emit(objects, true)
+	got := text()
+	for _, want := range []string{
+		"edge spec.listeners[a]: not Accepted: NoValidCACertificate: there is no ConfigMap roots with the key ca.crt in namespace shop",
+		"edge spec.listeners[a]: not ResolvedRefs: InvalidCACertificateRef: there is no ConfigMap roots",
+		"edge spec.listeners[b]: not Accepted: NoValidCACertificate: no ReferenceGrant in namespace other permits ConfigMap roots", "edge spec.listeners[b]: not ResolvedRefs: RefNotPermitted",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("want %q among\n%s", want, got)
+		}
+	}
+	for _, other := range []string{"[c]: not Accepted", "[d]: not Accepted"} {
+		if strings.Contains(got, other) {
+			t.Errorf("%q among\n%s", other, got)
+		}
+	}
+	p.emit(objects+"---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: roots, namespace: shop}\ndata:\n  ca.crt: |\n    "+strings.ReplaceAll(rootPEM(t), "\n", "\n    ")+"\n", true)
+	if got := text(); strings.Contains(got, "[a]: not Accepted") || !strings.Contains(got, "[a]: not ResolvedRefs: InvalidCACertificateKind: Secret roots: want a ConfigMap") {
+		t.Errorf("with one of two valid references:\n%s", got)
+	}
+}
+
 func TestConditionsOfBackendTLSPolicies(t *testing.T) {
 	p := start(t)
 	text := func() string {

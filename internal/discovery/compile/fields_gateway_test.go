@@ -212,7 +212,7 @@ func (c *gatewayFieldCheck) leaf(tree any, before gatewayFieldResult, old any, p
 	case string:
 		values = []any{old + "x", "other", "a", "b", "http", "https"}
 		for _, v := range []string{
-			"Exact", "PathPrefix", "RegularExpression", "ReplaceFullPath", "ReplacePrefixMatch", "RequestHeaderModifier", "CORS", "Hostname", "IPAddress", "URI", "HTTP", "TCP", "Passthrough", "All", "Same", "Exists", "GET", "5s", "TCPRoute", "Service",
+			"Exact", "PathPrefix", "RegularExpression", "ReplaceFullPath", "ReplacePrefixMatch", "RequestHeaderModifier", "CORS", "Hostname", "IPAddress", "URI", "HTTP", "TCP", "Passthrough", "All", "Same", "Exists", "GET", "5s", "TCPRoute", "Service", "AllowInsecureFallback",
 		} {
 			values = append(values, v)
 		}
@@ -431,9 +431,11 @@ listeners:
 gatewayClassName: istio
 addresses: [{type: Hostname, value: gw.shop.svc.cluster.local}]
 allowedListeners: {namespaces: {from: Selector, selector: {matchExpressions: [{key: tier, operator: In, values: [two]}]}}}
-tls: {frontend: {default: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: a, namespace: shop}], mode: AllowValidOnly}}, perPort: [{port: 443, tls: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: a, namespace: shop}], mode: AllowValidOnly}}}]}}
+tls: {frontend: {default: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: roots, namespace: shop}], mode: AllowValidOnly}}, perPort: [{port: 443, tls: {validation: {caCertificateRefs: [{group: "", kind: ConfigMap, name: roots, namespace: shop}], mode: AllowInsecureFallback}}}]}}
 listeners:
 - {name: http, port: 80, protocol: HTTP, allowedRoutes: {namespaces: {from: Selector, selector: {matchExpressions: [{key: tier, operator: In, values: [two]}]}}}}
+- {name: https, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: a}]}}
+- {name: more, port: 8443, protocol: HTTPS, hostname: more.example.org, tls: {certificateRefs: [{name: a}]}}
 `,
 	},
 }

@@ -44,7 +44,7 @@ func (c *Compiler) gatewayPlan(r *incr.Reader, k scopeName) listener.Gateway {
 				g.forward(s)
 				g.attached(p, s, nil)
 			case s.EndsHTTPS():
-				g.add(listener.GatewayChain{ServerNames: s.Names(), TLS: t, Routes: gatewayRouteName(p, s)})
+				g.add(listener.GatewayChain{ServerNames: s.Names(), TLS: t, ClientCA: s.ClientCA, Routes: gatewayRouteName(p, s)})
 			default:
 				g.tcp(s, s.Names(), t)
 				g.attached(p, s, t)

@@ -30,6 +30,9 @@ func (d *dice) gatewayAPI(kind object.Kind) any {
 				MatchLabels: map[string]string{"topology.istio.io/network": "net-1"},
 			}}}
 		}
+		if d.oneIn(3) {
+			s.TLS = d.frontend()
+		}
 		return s
 	case object.ListenerSet:
 		s := &gatewayv1.ListenerSetSpec{ParentRef: gatewayv1.ParentGatewayReference{Name: gatewayv1.ObjectName(pick(d, names...)), Namespace: pick(d, nil, to(gatewayv1.Namespace(pick(d, spaces...))))}}
@@ -64,7 +67,7 @@ func (d *dice) gatewayAPI(kind object.Kind) any {
 	case object.ReferenceGrant:
 		return &gatewayv1.ReferenceGrantSpec{
 			From: []gatewayv1.ReferenceGrantFrom{{Group: gatewayv1.GroupName, Kind: pick(d, gatewayv1.Kind("HTTPRoute"), "TCPRoute", "UDPRoute", "Gateway", "ListenerSet"), Namespace: gatewayv1.Namespace(pick(d, spaces...))}},
-			To:   []gatewayv1.ReferenceGrantTo{{Kind: pick(d, gatewayv1.Kind("Service"), "Secret"), Name: pick(d, nil, to(gatewayv1.ObjectName(pick(d, names...))))}},
+			To:   []gatewayv1.ReferenceGrantTo{{Kind: pick(d, gatewayv1.Kind("Service"), "Secret", "ConfigMap"), Name: pick(d, nil, to(gatewayv1.ObjectName(pick(d, names...))))}},
 		}
 	}
 	if kind == object.BackendTLSPolicy {
@@ -164,6 +167,24 @@ func (d *dice) httpRule() gatewayv1.HTTPRouteRule {
 		r.BackendRefs = append(r.BackendRefs, gatewayv1.HTTPBackendRef{BackendRef: d.backendRef()})
 	}
 	return r
+}
+
+// frontend says how the certificates of clients are verified, with ConfigMaps that may not exist.
+func (d *dice) frontend() *gatewayv1.GatewayTLSConfig {
+	one := func() (c gatewayv1.TLSConfig) {
+		if d.oneIn(4) {
+			return c
+		}
+		c.Validation = &gatewayv1.FrontendTLSValidation{Mode: pick(d, gatewayv1.AllowValidOnly, gatewayv1.AllowInsecureFallback), CACertificateRefs: []gatewayv1.ObjectReference{{
+			Kind: "ConfigMap", Name: gatewayv1.ObjectName(pick(d, names...)), Namespace: pick(d, nil, to(gatewayv1.Namespace(pick(d, spaces...)))),
+		}}}
+		return c
+	}
+	f := &gatewayv1.FrontendTLSConfig{Default: one()}
+	if d.oneIn(2) {
+		f.PerPort = []gatewayv1.TLSPortConfig{{Port: pick[gatewayv1.PortNumber](d, 80, 443), TLS: one()}}
+	}
+	return &gatewayv1.GatewayTLSConfig{Frontend: f}
 }
 
 // backendTLSPolicy is valid three times of four. Its ConfigMaps may not exist.

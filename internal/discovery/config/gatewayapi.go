@@ -54,9 +54,11 @@ func (c *check) kubernetesGateway(s *gatewayv1.GatewaySpec) {
 		c.namespacesFrom("spec.allowedListeners.namespaces", n.From, n.Selector)
 	}
 	if s.TLS != nil {
-		c.warn("spec.tls", "not applied: listeners are not served with client certificates, nor backends with one of the Gateway")
-		if s.TLS.Frontend != nil {
-			c.fail("spec.tls.frontend", "not applied: client certificates would not be required; use a Gateway of networking.istio.io, and remove it")
+		if s.TLS.Backend != nil {
+			c.warn("spec.tls.backend", "not applied: the Gateway has no certificate for its connections to backends")
+		}
+		if f := s.TLS.Frontend; f != nil {
+			c.frontend("spec.tls.frontend", s, f)
 		}
 	}
 	if s.DefaultScope != "" && s.DefaultScope != gatewayv1.GatewayDefaultScopeNone {
@@ -71,6 +73,49 @@ func (c *check) kubernetesGateway(s *gatewayv1.GatewaySpec) {
 		}
 	}
 	c.listeners(len(s.Listeners), func(i int) gatewayv1.Listener { return s.Listeners[i] })
+}
+
+// frontend checks how the certificates of clients are verified.
+func (c *check) frontend(at string, s *gatewayv1.GatewaySpec, f *gatewayv1.FrontendTLSConfig) {
+	c.frontendValidation(at+".default.validation", f.Default.Validation)
+	var ports []gatewayv1.PortNumber
+	for i, p := range f.PerPort {
+		at := item(at+".perPort", i)
+		c.kubernetesPort(at+".port", &p.Port)
+		c.frontendValidation(at+".tls.validation", p.TLS.Validation)
+		ports = append(ports, p.Port)
+		if !slices.ContainsFunc(s.Listeners, func(l gatewayv1.Listener) bool { return l.Port == p.Port && l.Protocol == gatewayv1.HTTPSProtocolType }) {
+			c.warn(at+".port", "the Gateway has no listener of protocol HTTPS at port %d: only listeners of its ListenerSets can have this", p.Port)
+		}
+	}
+	once(ports, func(i int, p gatewayv1.PortNumber) {
+		c.fail(item(at+".perPort", i)+".port", "duplicate port %d; remove one", p)
+	})
+}
+
+func (c *check) frontendValidation(at string, v *gatewayv1.FrontendTLSValidation) {
+	if v == nil {
+		return
+	}
+	switch v.Mode {
+	case "", gatewayv1.AllowValidOnly:
+	case gatewayv1.AllowInsecureFallback:
+		c.warn(at+".mode", "clients without a certificate are let in. In part not applied: those with a certificate that is not valid are refused, since policies could take its names for true ones")
+	default:
+		c.fail(at+".mode", "invalid mode %.100q: want AllowValidOnly or AllowInsecureFallback", string(v.Mode))
+	}
+	if len(v.CACertificateRefs) == 0 {
+		c.fail(at+".caCertificateRefs", "is missing: want a ConfigMap with certificates under the key ca.crt")
+	}
+	for i, ref := range v.CACertificateRefs {
+		at := item(at+".caCertificateRefs", i)
+		switch {
+		case ref.Group != "" || ref.Kind != "ConfigMap":
+			c.warn(at, "not applied: certificates of kind %.100q are not read: want a ConfigMap (group \"\")", string(ref.Kind))
+		case ref.Name == "" || strings.Contains(string(ref.Name), "/") || strings.Contains(string(given(ref.Namespace)), "/"):
+			c.fail(at, "invalid reference to a ConfigMap: want its name, and its namespace if it is another one")
+		}
+	}
 }
 
 func (c *check) listener(at string, l gatewayv1.Listener) {

@@ -31,6 +31,9 @@ type Server struct {
 	listener *gatewayListener
 	// ingress is set for one of an Ingress.
 	ingress *IngressRow
+	// ClientCA are the certificates, in PEM, that those of clients are verified with in modes MUTUAL and OPTIONAL_MUTUAL; empty for those that Spec
+	// names.
+	ClientCA string
 }
 
 // Key returns "namespace/name" of the server's Gateway.

@@ -162,7 +162,7 @@ func (l *listenerOf) name() string {
 func (m *Model) serversOf(r *incr.Reader, g *KubernetesGateway) (out []Server) {
 	for _, l := range m.listenersOf(r, g) {
 		if l.conflict == "" {
-			out = append(out, m.withoutForbidden(r, l.Server))
+			out = append(out, m.withoutForbidden(r, m.withClientCA(r, g, l)))
 		}
 	}
 	return out

@@ -91,6 +91,11 @@ func (m *Model) gatewayStatus(r *incr.Reader, g *KubernetesGateway) *object.Gate
 		accepted = object.GatewayCondition{Type: "Accepted", Reason: "InvalidParameters", Message: err.Error()}
 	}
 	out.Conditions = []object.GatewayCondition{accepted}
+	if fallsBack(g.Spec.TLS) {
+		out.Conditions = append(out.Conditions, object.GatewayCondition{
+			Type: "InsecureFrontendValidationMode", True: true, Reason: "ConfigurationChanged", Message: "clients without a certificate are let in",
+		})
+	}
 	out.Addresses = m.gatewayAddresses(r, g)
 	out.Sets = m.attachedSets(r, g)
 	return out
@@ -121,13 +126,13 @@ func (m *Model) gatewayAddresses(r *incr.Reader, g *KubernetesGateway) (out []ob
 func (m *Model) listenerStatuses(r *incr.Reader, g *KubernetesGateway, of Row, set bool) (out []object.ListenerStatus) {
 	for _, l := range m.listenersOf(r, g) {
 		if l.listener.set == set && l.of(of) {
-			out = append(out, m.listenerStatus(r, l))
+			out = append(out, m.listenerStatus(r, g, l))
 		}
 	}
 	return out
 }
 
-func (m *Model) listenerStatus(r *incr.Reader, l listenerOf) object.ListenerStatus {
+func (m *Model) listenerStatus(r *incr.Reader, g *KubernetesGateway, l listenerOf) object.ListenerStatus {
 	out := object.ListenerStatus{Name: l.listener.section}
 	var unknown []string
 	for _, kind := range []object.Kind{object.HTTPRoute, object.GRPCRoute, object.TLSRoute, object.TCPRoute, object.UDPRoute} {
@@ -158,7 +163,17 @@ func (m *Model) listenerStatus(r *incr.Reader, l listenerOf) object.ListenerStat
 		conflicted = object.GatewayCondition{Type: "Conflicted", True: true, Reason: l.conflict, Message: l.with}
 		accepted = object.GatewayCondition{Type: "Accepted", Reason: l.conflict, Message: l.with}
 	}
-	out.Conditions = []object.GatewayCondition{accepted, conflicted, m.certificatesResolved(r, l, unknown)}
+	resolved := m.certificatesResolved(r, l, unknown)
+	if v := validationOf(g, l); v != nil {
+		found, faults := m.clientRoots(r, g, v)
+		if len(faults) > 0 {
+			resolved = faults[0]
+		}
+		if len(found) == 0 && accepted.True {
+			accepted = object.GatewayCondition{Type: "Accepted", Reason: "NoValidCACertificate", Message: faults[0].Message}
+		}
+	}
+	out.Conditions = []object.GatewayCondition{accepted, conflicted, resolved}
 	return out
 }
 

@@ -51,6 +51,8 @@ type GatewayChain struct {
 	Prefixes, Sources []netip.Prefix
 	// TLS says how TLS is ended; nil for none.
 	TLS *networking.ServerTLSSettings
+	// ClientCA are the certificates, in PEM, that those of clients are verified with; empty for those that TLS names.
+	ClientCA string
 	// Routes is the RDS name if the chain is one of HTTP; else TCP says where connections go.
 	Routes string
 	TCP    TCP
@@ -211,7 +213,7 @@ func (e Env) serverTLS(c GatewayChain, trustDomains []string) *tlsv3.DownstreamT
 		for _, name := range certificates(t) {
 			common.TlsCertificateSdsSecretConfigs = append(common.TlsCertificateSdsSecretConfigs, cluster.Secret(name, e.Caps))
 		}
-		if t.Mode != networking.ServerTLSSettings_SIMPLE {
+		if t.Mode != networking.ServerTLSSettings_SIMPLE && c.ClientCA == "" {
 			root = clientRoots(t)
 		}
 	}
@@ -229,8 +231,13 @@ func (e Env) serverTLS(c GatewayChain, trustDomains []string) *tlsv3.DownstreamT
 			},
 		}
 	}
+	if c.ClientCA != "" {
+		common.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{
+			TrustedCa: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: c.ClientCA}},
+		}}
+	}
 	return &tlsv3.DownstreamTlsContext{
-		CommonTlsContext: common, RequireClientCertificate: wrapperspb.Bool(root != "" && t.Mode != networking.ServerTLSSettings_OPTIONAL_MUTUAL),
+		CommonTlsContext: common, RequireClientCertificate: wrapperspb.Bool((root != "" || c.ClientCA != "") && t.Mode != networking.ServerTLSSettings_OPTIONAL_MUTUAL),
 	}
 }
 

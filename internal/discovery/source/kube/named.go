@@ -14,17 +14,17 @@ import (
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
-// maxNamed is how many ConfigMaps are read that policies name: each is a request every 8 seconds, on average.
+// maxNamed is how many ConfigMaps are read that policies and Gateways name: each is a request every 8 seconds, on average.
 const maxNamed = 200
 
 // rereadNamed is how often each is read, on average.
 const rereadNamed = 8 * time.Second
 
-// named are the ConfigMaps with certificates of CAs that BackendTLSPolicies name. Only these are read, since a cluster may have many large ones.
-// A policy is emitted once its ConfigMaps have been read, so that it is never in force without them for a moment.
+// named are the ConfigMaps with certificates of CAs that BackendTLSPolicies and Gateways name. Only these are read, since a cluster may have many large ones.
+// An object is emitted once its ConfigMaps have been read, so that it is never in force without them for a moment.
 type named struct {
 	of    map[object.Key]*namedMap
-	stale bool // policies have changed
+	stale bool // what names them has changed
 }
 
 // namedMap is how reading one of them goes.
@@ -33,25 +33,57 @@ type namedMap struct {
 	health
 }
 
-// mapsOf returns the ConfigMaps that a policy names; none for other objects.
+// mapsOf returns the ConfigMaps that a policy or a Gateway names; none for other objects.
 func mapsOf(o *object.Object) (out []object.Key) {
-	if o == nil || o.Kind != object.BackendTLSPolicy {
+	if o == nil || !names(o.Kind) {
 		return nil
 	}
-	spec, _ := o.Spec.(*gatewayv1.BackendTLSPolicySpec)
-	if spec == nil {
-		return nil
+	add := func(group gatewayv1.Group, kind gatewayv1.Kind, name gatewayv1.ObjectName, namespace string) {
+		if group == "" && kind == "ConfigMap" && name != "" {
+			out = append(out, object.Key{Kind: object.ConfigMap, Namespace: namespace, Name: string(name)})
+		}
 	}
-	for _, ref := range spec.Validation.CACertificateRefs {
-		if ref.Group == "" && ref.Kind == "ConfigMap" && ref.Name != "" {
-			out = append(out, object.Key{Kind: object.ConfigMap, Namespace: o.Namespace, Name: string(ref.Name)})
+	switch spec := o.Spec.(type) {
+	case *gatewayv1.BackendTLSPolicySpec:
+		for _, ref := range spec.Validation.CACertificateRefs {
+			add(ref.Group, ref.Kind, ref.Name, o.Namespace)
+		}
+	case *gatewayv1.GatewaySpec:
+		for _, v := range validations(spec) {
+			for _, ref := range v.CACertificateRefs {
+				namespace := o.Namespace
+				if ref.Namespace != nil && *ref.Namespace != "" {
+					namespace = string(*ref.Namespace)
+				}
+				add(ref.Group, ref.Kind, ref.Name, namespace)
+			}
 		}
 	}
 	return out
 }
 
+// validations returns how a Gateway verifies the certificates of clients.
+func validations(spec *gatewayv1.GatewaySpec) (out []*gatewayv1.FrontendTLSValidation) {
+	if spec == nil || spec.TLS == nil || spec.TLS.Frontend == nil {
+		return nil
+	}
+	all := []gatewayv1.TLSConfig{spec.TLS.Frontend.Default}
+	for _, p := range spec.TLS.Frontend.PerPort {
+		all = append(all, p.TLS)
+	}
+	for _, c := range all {
+		if c.Validation != nil {
+			out = append(out, c.Validation)
+		}
+	}
+	return out
+}
+
+// names reports whether objects of a kind name ConfigMaps.
+func names(k object.Kind) bool { return k == object.BackendTLSPolicy || k == object.KubernetesGateway }
+
 // moved notes that an object has changed.
-func (n *named) moved(k object.Key) { n.stale = n.stale || k.Kind == object.BackendTLSPolicy }
+func (n *named) moved(k object.Key) { n.stale = n.stale || names(k.Kind) }
 
 // unreadable reports whether a ConfigMap must not be read, so that what is remembered of it stays in force.
 func (n *named) unreadable(k object.Key) bool {
@@ -94,7 +126,7 @@ func (m *merger) follow(now time.Time) (begun, ended []object.Key) {
 	m.named.stale = false
 	wanted := map[object.Key]bool{}
 	for k, h := range m.objects {
-		if k.Kind != object.BackendTLSPolicy {
+		if !names(k.Kind) {
 			continue
 		}
 		for _, o := range []*object.Object{h.good, h.emitted} { // until the former replaces the latter, both are needed
@@ -133,7 +165,7 @@ func (m *merger) follow(now time.Time) (begun, ended []object.Key) {
 }
 
 // tooMany is the fault of those that are not read.
-var tooMany = fmt.Sprintf("policies name more than %d ConfigMaps", maxNamed)
+var tooMany = fmt.Sprintf("policies and Gateways name more than %d ConfigMaps", maxNamed)
 
 // limited reports whether one is not read because there are too many.
 func (n *namedMap) limited() bool { return n.fault.text == tooMany }

@@ -38,6 +38,25 @@ func (r *run) data(name string) string {
 	return ""
 }
 
+// Gateways name ConfigMaps, too: those that the certificates of their clients are verified with, of any namespace.
+func TestConfigMapsThatGatewaysName(t *testing.T) {
+	namespace := gatewayv1.Namespace("other")
+	validation := func(name string, ns *gatewayv1.Namespace) gatewayv1.TLSConfig {
+		return gatewayv1.TLSConfig{Validation: &gatewayv1.FrontendTLSValidation{CACertificateRefs: []gatewayv1.ObjectReference{{Kind: "ConfigMap", Name: gatewayv1.ObjectName(name), Namespace: ns}, {Kind: "Secret", Name: "no"}}}}
+	}
+	g := object.Object{Key: key(object.KubernetesGateway, "g"), Spec: &gatewayv1.GatewaySpec{TLS: &gatewayv1.GatewayTLSConfig{Frontend: &gatewayv1.FrontendTLSConfig{
+		Default: validation("a", nil), PerPort: []gatewayv1.TLSPortConfig{{Port: 1, TLS: validation("b", &namespace)}, {Port: 2}},
+	}}}}
+	want := []object.Key{{Kind: object.ConfigMap, Namespace: g.Key.Namespace, Name: "a"}, {Kind: object.ConfigMap, Namespace: "other", Name: "b"}}
+	if got := mapsOf(&g); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	g.Spec = &gatewayv1.GatewaySpec{}
+	if got := mapsOf(&g); got != nil {
+		t.Errorf("without certificates of clients: %v", got)
+	}
+}
+
 // A ConfigMap is read while a policy names it: with the first batch, when it changes, and until no policy does. A policy comes with what it names.
 func TestConfigMapsThatPoliciesName(t *testing.T) {
 	f := newFake(t)
