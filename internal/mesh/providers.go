@@ -55,7 +55,7 @@ func LogProvider(p *meshv1.MeshConfig_ExtensionProvider) (service string, port u
 }
 
 // TraceProviders names the providers of tracing, for messages.
-const TraceProviders = "zipkin, skywalking, opentelemetry or datadog"
+const TraceProviders = "zipkin, skywalking, opentelemetry, lightstep or datadog"
 
 // TraceProvider reports whether a provider is one of tracing that Envoy has, and returns its service and port.
 func TraceProvider(p *meshv1.MeshConfig_ExtensionProvider) (service string, port uint32, ok bool) {
@@ -66,17 +66,34 @@ func TraceProvider(p *meshv1.MeshConfig_ExtensionProvider) (service string, port
 		return p.Skywalking.GetService(), p.Skywalking.GetPort(), true
 	case *meshv1.MeshConfig_ExtensionProvider_Opentelemetry:
 		return p.Opentelemetry.GetService(), p.Opentelemetry.GetPort(), true
+	case *meshv1.MeshConfig_ExtensionProvider_Lightstep:
+		return p.Lightstep.GetService(), p.Lightstep.GetPort(), true //nolint:staticcheck // deprecated, and still configured
 	case *meshv1.MeshConfig_ExtensionProvider_Datadog:
 		return p.Datadog.GetService(), p.Datadog.GetPort(), true
 	}
 	return "", 0, false
 }
 
+// LightstepToken is the header with the token of Lightstep's collectors.
+const LightstepToken = "lightstep-access-token"
+
+// LightstepByOpenTelemetry is the provider of OpenTelemetry that sends spans to Lightstep's collectors: Envoy has no tracer of its own for
+// them any more.
+func LightstepByOpenTelemetry(l *meshv1.MeshConfig_ExtensionProvider_LightstepTracingProvider) *meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider {
+	out := &meshv1.MeshConfig_ExtensionProvider_OpenTelemetryTracingProvider{Service: l.GetService(), Port: l.GetPort(), MaxTagLength: l.GetMaxTagLength()}
+	if token := l.GetAccessToken(); token != "" {
+		out.Grpc = &meshv1.MeshConfig_ExtensionProvider_GrpcService{InitialMetadata: []*meshv1.MeshConfig_ExtensionProvider_HttpHeader{{
+			Name: LightstepToken, HeaderValue: &meshv1.MeshConfig_ExtensionProvider_HttpHeader_Value{Value: token},
+		}}}
+	}
+	return out
+}
+
 // NamesTracedServices reports whether a provider of extensionProviders has the name of the proxy's service in its configuration;
 // the others of tracing take it from Envoy's node.
 func NamesTracedServices(m *meshv1.MeshConfig) bool {
 	for _, p := range m.GetExtensionProviders() {
-		if p.GetOpentelemetry() != nil || p.GetDatadog() != nil {
+		if p.GetOpentelemetry() != nil || p.GetLightstep() != nil || p.GetDatadog() != nil {
 			return true
 		}
 	}

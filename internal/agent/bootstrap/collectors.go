@@ -73,9 +73,6 @@ func (p *packer) collectors(s *spec.Spec, fam family, b *bootstrapv3.Bootstrap) 
 	return nil
 }
 
-// lightstepToken is the header with the token of Lightstep's collectors.
-const lightstepToken = "lightstep-access-token"
-
 // tracer adds Envoy's tracer, of which the control plane says what is traced. Envoy has none for the other collectors that the field can
 // name. For Lightstep it is that of OpenTelemetry, which its collectors take, since Envoy has none of its own any more.
 func (p *packer) tracer(s *spec.Spec, fam family, b *bootstrapv3.Bootstrap) error {
@@ -98,7 +95,7 @@ func (p *packer) tracer(s *spec.Spec, fam family, b *bootstrapv3.Bootstrap) erro
 		name, address, tracer.Name = lightstepCluster, lightstep.GetAddress(), "envoy.tracers.opentelemetry"
 		service := &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: lightstepCluster}}}
 		if token := lightstep.GetAccessToken(); token != "" {
-			service.InitialMetadata = []*corev3.HeaderValue{{Key: lightstepToken, Value: token}}
+			service.InitialMetadata = []*corev3.HeaderValue{{Key: mesh.LightstepToken, Value: token}}
 		}
 		tracer.ConfigType = &tracev3.Tracing_Http_TypedConfig{TypedConfig: p.pack(&tracev3.OpenTelemetryConfig{GrpcService: service, ServiceName: s.Node.Cluster})}
 	default:

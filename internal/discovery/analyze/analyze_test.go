@@ -119,7 +119,7 @@ func TestProvidersOfTelemetry(t *testing.T) {
 		`x: spec.metrics[0].providers[1].name: mesh configuration has no provider "none" in extensionProviders: it counts nothing; want prometheus`,
 		`x: spec.metrics[0].providers[2].name: provider "good" is not one of metrics that proxies have: it counts nothing; want prometheus`,
 		`x: spec.tracing[0].providers[0].name: no Service or ServiceEntry has the host "zip.example" of provider "zip": nothing is traced`,
-		`x: spec.tracing[1].providers[0].name: provider "good" is not one of tracing that proxies have (zipkin, skywalking, opentelemetry or datadog): nothing is traced`,
+		`x: spec.tracing[1].providers[0].name: provider "good" is not one of tracing that proxies have (zipkin, skywalking, opentelemetry, lightstep or datadog): nothing is traced`,
 		`x: spec.tracing[2].providers[0].name: mesh configuration has no provider "none" in extensionProviders: nothing is traced`,
 		`x: spec.tracing[3].providers[0].name: "private.shop.svc.cluster.local", the service of provider "private", is not exported to all namespaces: nothing is traced`,
 		`x: spec.tracing[4].providers[0].name: "heads.shop.svc.cluster.local", the service of provider "heads", is headless, so that it has no addresses of its own: nothing is traced`,

@@ -435,6 +435,7 @@ spec: {selector: {matchLabels: {app: a}}, action: CUSTOM, provider: {name: asked
 		`{defaultProviders: {accessLogging: [one]}, extensionProviders: [{name: one, envoyOtelAls: {service: b.shop.svc.cluster.local, port: 81}}]}`,
 		`{defaultProviders: {tracing: [one]}, extensionProviders: [{name: one, zipkin: {service: b.shop.svc.cluster.local, port: 80, headers: [{name: a, value: b}]}}]}`,
 		`{defaultProviders: {tracing: [one]}, extensionProviders: [{name: one, skywalking: {service: b.shop.svc.cluster.local, port: 81}}]}`,
+		`{defaultProviders: {tracing: [one]}, extensionProviders: [{name: one, lightstep: {service: b.shop.svc.cluster.local, port: 81}}]}`,
 		`{defaultProviders: {tracing: [one]}, extensionProviders: [{name: one, datadog: {service: b.shop.svc.cluster.local, port: 81}}]}`,
 		`{defaultProviders: {tracing: [one]}, extensionProviders: [{name: one, opentelemetry: {service: b.shop.svc.cluster.local, port: 81, grpc: {initialMetadata: [{name: a, value: b}]}, resourceDetectors: {}}}]}`,
 		`{defaultProviders: {tracing: [one]}, extensionProviders: [{name: one, opentelemetry: {service: b.shop.svc.cluster.local, port: 81, http: {headers: [{name: a, value: b}]}, dynatraceSampler: {tenant: a}}}]}`,

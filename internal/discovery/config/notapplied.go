@@ -33,7 +33,6 @@ var consequences = map[protoreflect.FullName]consequence{
 	"istio.mesh.v1alpha1.MeshConfig.service_scope_configs":                                                       {text: "endpoints of all clusters are used"},
 	"istio.mesh.v1alpha1.MeshConfig.verify_certificate_at_client":                                                {text: "servers' certificates are always verified; insecureSkipVerify in a DestinationRule turns that off for a host"},
 	"istio.mesh.v1alpha1.MeshConfig.ca":                                                                          {text: "certificates are signed by the control plane's CA"},
-	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.lightstep":                                                 {text: noTracer},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.opencensus":                                                {text: noTracer},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.stackdriver":                                               {text: "proxies send nothing to Stackdriver"},
 	"istio.mesh.v1alpha1.MeshConfig.ExtensionProvider.sds":                                                       {text: "no secrets are fetched from it"},

@@ -197,7 +197,8 @@ func TestMeshConfig(t *testing.T) {
 			"{name: c, envoyTcpAls: {service: ns/c.d, port: 70000}}, {name: e, envoyOtelAls: {service: e.f, port: 80, logFormat: {text: '%REQ%'}}}, {name: z, zipkin: {service: z.z, port: 80, path: x, timeout: 0s, headers: [{name: 'a b', value: '%X%'}, {name: a, envName: B}, {name: a, value: \"x\\ny\"}]}}," +
 			"{name: s, skywalking: {port: 1}}, {name: o, opencensus: {}}," +
 			"{name: d, datadog: {port: 1}}, {name: h, opentelemetry: {service: e.f, port: 1, http: {path: x, timeout: -1s}, grpc: {}, dynatraceSampler: {httpService: {service: a//b, port: 1, http: {path: x}}}}}," +
-			"{name: g, opentelemetry: {service: e.f, port: 1, grpc: {timeout: 0s, initialMetadata: [{name: 'a b', value: v}]}, serviceAttributeEnrichment: OTEL_SEMANTIC_CONVENTIONS, dynatraceSampler: {tenant: a}}}]", nil, []string{
+			"{name: g, opentelemetry: {service: e.f, port: 1, grpc: {timeout: 0s, initialMetadata: [{name: 'a b', value: v}]}, serviceAttributeEnrichment: OTEL_SEMANTIC_CONVENTIONS, dynatraceSampler: {tenant: a}}}," +
+			"{name: l, lightstep: {port: 1, accessToken: \"%X%\\n\"}}]", nil, []string{
 			"error extensionProviders[0]: has no provider", "error extensionProviders[1].envoyFileAccessLog.path: invalid path", "error extensionProviders[1].envoyFileAccessLog.logFormat.labels[x]: unknown command %X%",
 			"error extensionProviders[2].name: is empty", "error extensionProviders[2].envoyHttpAls.service: invalid service \"a//b\"", "error extensionProviders[2].envoyHttpAls.port: invalid port 0",
 			"error extensionProviders[2].envoyHttpAls.additionalRequestHeadersToLog[1]: invalid header name \"a b\"", "error extensionProviders[3].envoyTcpAls.port: invalid port 70000",
@@ -208,7 +209,8 @@ func TestMeshConfig(t *testing.T) {
 			"error extensionProviders[9].opentelemetry.grpc: cannot be set together with http", "error extensionProviders[9].opentelemetry.dynatraceSampler.tenant: is empty",
 			"error extensionProviders[9].opentelemetry.dynatraceSampler.httpService.service: invalid service", "error extensionProviders[9].opentelemetry.dynatraceSampler.httpService.http.path: invalid path",
 			"error extensionProviders[10].opentelemetry.grpc.timeout: invalid timeout", "error extensionProviders[10].opentelemetry.grpc.initialMetadata[0].name: invalid header name",
-			"error extensionProviders[10].opentelemetry.dynatraceSampler.httpService: is missing", "error extensionProviders[1].name: duplicate \"A\"",
+			"error extensionProviders[10].opentelemetry.dynatraceSampler.httpService: is missing",
+			"error extensionProviders[11].lightstep.service: invalid service", "error extensionProviders[11].lightstep.accessToken: invalid token", "error extensionProviders[11].lightstep.accessToken: unknown command %X%", "error extensionProviders[1].name: duplicate \"A\"",
 			"warning extensionProviders[5].zipkin.headers[1].envName: not applied", "warning extensionProviders[7].opencensus: not applied", "warning extensionProviders[10].opentelemetry.serviceAttributeEnrichment: not applied"}},
 		{"parameters of TLS", "tlsDefaults: {ecdhCurves: [P-256, P-512, P-256], cipherSuites: ['[AES128-SHA|x]', 'AES128-SHA|AES256-SHA']}\nmeshMTLS: {ecdhCurves: [X25519], cipherSuites: ['[AES128-SHA|AES256-SHA]']}", nil, []string{
 			"error tlsDefaults.cipherSuites[0]: invalid cipher suite", "error tlsDefaults.cipherSuites[1]: invalid cipher suite", "error tlsDefaults.ecdhCurves[1]: invalid curve \"P-512\"", "error tlsDefaults.ecdhCurves[2]: duplicate \"P-256\"",

@@ -200,6 +200,14 @@ func (c *check) extensionProvider(at string, p *meshv1.MeshConfig_ExtensionProvi
 		c.providerService(at+".skywalking", x.Skywalking.GetService(), x.Skywalking.GetPort())
 	case *meshv1.MeshConfig_ExtensionProvider_Datadog:
 		c.providerService(at+".datadog", x.Datadog.GetService(), x.Datadog.GetPort())
+	case *meshv1.MeshConfig_ExtensionProvider_Lightstep:
+		at += ".lightstep"
+		l := x.Lightstep //nolint:staticcheck // deprecated, and still configured
+		c.providerService(at, l.GetService(), l.GetPort())
+		if strings.ContainsAny(l.GetAccessToken(), "\r\n\x00") {
+			c.fail(at+".accessToken", "invalid token: it has a line break or a NUL byte; remove it")
+		}
+		c.commands(at+".accessToken", l.GetAccessToken())
 	case *meshv1.MeshConfig_ExtensionProvider_Opentelemetry:
 		c.openTelemetry(at+".opentelemetry", x.Opentelemetry)
 	}

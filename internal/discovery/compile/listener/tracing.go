@@ -115,6 +115,13 @@ func (e Env) tracing() *hcmv3.HttpConnectionManager_Tracing {
 		if p.Opentelemetry.GetDynatraceSampler() != nil {
 			out.RandomSampling = &typev3.Percent{Value: 100} // the sampler decides
 		}
+	case *meshv1.MeshConfig_ExtensionProvider_Lightstep:
+		if !e.Caps.Has(mesh.OpenTelemetry) {
+			return nil
+		}
+		o := mesh.LightstepByOpenTelemetry(p.Lightstep) //nolint:staticcheck // deprecated, and still configured
+		out.MaxPathTagLength = maxLength(cmp.Or(o.GetMaxTagLength(), t.MaxPathTagLength))
+		out.Provider = tracer("envoy.tracers.opentelemetry", t.openTelemetry(o))
 	case *meshv1.MeshConfig_ExtensionProvider_Datadog:
 		if !e.Caps.Has(mesh.Datadog) {
 			return nil
