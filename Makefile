@@ -96,7 +96,7 @@ race: tools ## the same under the race detector (needs a C compiler)
 	@$(GO) test -race -count=1 -timeout 15m $(filter-out $(shell $(GO) list .),$(FAST))
 
 e2e: tools kube before build deps ## end-to-end tests: real Envoys in network namespaces (needs root)
-	$(GO) test -count=1 -p 2 -timeout 25m $(filter-out $(CLUSTER) $(CONFORMANCE),$(shell $(GO) list $(SLOW)))
+	$(GO) test -count=1 -p 2 -timeout 40m $(filter-out $(CLUSTER) $(CONFORMANCE),$(shell $(GO) list $(SLOW)))
 	$(GO) test -count=1 -p 2 -timeout 15m $(CLUSTER)
 
 test-charts: kube ## the tests of the Helm charts, a module of its own with Helm's library
