@@ -93,7 +93,8 @@ func LightstepByOpenTelemetry(l *meshv1.MeshConfig_ExtensionProvider_LightstepTr
 // the others of tracing take it from Envoy's node.
 func NamesTracedServices(m *meshv1.MeshConfig) bool {
 	for _, p := range m.GetExtensionProviders() {
-		if p.GetOpentelemetry() != nil || p.GetLightstep() != nil || p.GetDatadog() != nil {
+		lightstep := p.GetLightstep() //nolint:staticcheck // deprecated, and still configured
+		if p.GetOpentelemetry() != nil || lightstep != nil || p.GetDatadog() != nil {
 			return true
 		}
 	}

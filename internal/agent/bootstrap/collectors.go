@@ -90,8 +90,8 @@ func (p *packer) tracer(s *spec.Spec, fam family, b *bootstrapv3.Bootstrap) erro
 		tracer.ConfigType = &tracev3.Tracing_Http_TypedConfig{TypedConfig: p.pack(&tracev3.DatadogConfig{
 			CollectorCluster: datadogCluster, ServiceName: s.Node.Cluster,
 		})}
-	case tracing.GetLightstep() != nil: //nolint:staticcheck // deprecated, and still sent
-		lightstep := tracing.GetLightstep() //nolint:staticcheck // as above
+	case tracing.GetLightstep() != nil:
+		lightstep := tracing.GetLightstep()
 		name, address, tracer.Name = lightstepCluster, lightstep.GetAddress(), "envoy.tracers.opentelemetry"
 		service := &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: lightstepCluster}}}
 		if token := lightstep.GetAccessToken(); token != "" {

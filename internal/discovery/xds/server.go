@@ -201,7 +201,7 @@ func (s *Server) ServerOptions(creds credentials.TransportCredentials) []grpc.Se
 		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(connWindow),
 		// Hundreds of connections are idle nearly always, and requests are small. A buffer to write is held only while
 		// there is something to write; with half of its size a start takes a fifth more processor time.
-		grpc.ReadBufferSize(2 << 10), grpc.WriteBufferSize(32 << 10), grpc.SharedWriteBuffer(true),
+		grpc.ReadBufferSize(2 << 10), grpc.WriteBufferSize(32 << 10),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	}
 }

@@ -40,7 +40,7 @@ func TestKindsThatAreNotRead(t *testing.T) {
 		{"v1", "Services", `warning Service n/a: kind: unknown kind "Services"; did you mean Service?`},
 		{"v1", "EndpointSlice", `warning EndpointSlice n/a: apiVersion: "v1" has no kind EndpointSlice; did you mean discovery.k8s.io/v1?`},
 		{"discovery.k8s.io/v1", "Endpointslices", `warning EndpointSlice n/a: kind: unknown kind "Endpointslices"; did you mean EndpointSlice?`},
-		{"apps/v1", "Deplyoment", `warning Deplyoment n/a: kind: unknown kind "Deplyoment"; did you mean Deployment? This document has no effect`},
+		{"apps/v1", "Deploiment", `warning Deploiment n/a: kind: unknown kind "Deploiment"; did you mean Deployment? This document has no effect`},
 		{"batch/v1", "Jobs", `warning Jobs n/a: kind: unknown kind "Jobs"; did you mean Job?`},
 		{"v1", "Deployment", `warning Deployment n/a: apiVersion: "v1" has no kind Deployment; did you mean apps/v1?`},
 		{"extensions/v1beta1", "DaemonSet", `warning DaemonSet n/a: apiVersion: "extensions/v1beta1" has no kind DaemonSet; did you mean apps/v1?`},
