@@ -220,19 +220,21 @@ spec: {gatewayClassName: istio, listeners: [{name: https, port: 443, protocol: H
 	}
 }
 
-// What is wrong with a BackendTLSPolicy is a condition of it at each Gateway with a route to its Service, and only there; of two for one Service
-// the older one counts.
+// conditions are what the page of objects says of those of a kind in namespace shop, a line each.
+func (p *plane) conditions(kind string) string {
+	var out []string
+	for _, e := range p.objects() {
+		if name, is := strings.CutPrefix(e.Object, kind+" shop/"); is {
+			out = append(out, name+" "+e.Field+": "+e.Text)
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+// What is wrong with the certificates that those of clients are to be verified with is a condition of each listener that has them, and only there.
 func TestConditionsOfClientCertificates(t *testing.T) {
 	p := start(t)
-	text := func() string {
-		var out []string
-		for _, e := range p.objects() {
-			if name, is := strings.CutPrefix(e.Object, "KubernetesGateway shop/"); is {
-				out = append(out, name+" "+e.Field+": "+e.Text)
-			}
-		}
-		return strings.Join(out, "\n")
-	}
+	text := func() string { return p.conditions("KubernetesGateway") }
 	const objects = shop + `---
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
@@ -271,17 +273,11 @@ spec:
 	}
 }
 
+// What is wrong with a BackendTLSPolicy is a condition of it at each Gateway with a route to its Service, and only there; of two for one Service
+// the older one counts.
 func TestConditionsOfBackendTLSPolicies(t *testing.T) {
 	p := start(t)
-	text := func() string {
-		var out []string
-		for _, e := range p.objects() {
-			if name, is := strings.CutPrefix(e.Object, "BackendTLSPolicy shop/"); is {
-				out = append(out, name+" "+e.Field+": "+e.Text)
-			}
-		}
-		return strings.Join(out, "\n")
-	}
+	text := func() string { return p.conditions("BackendTLSPolicy") }
 	const objects = shop + `---
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
