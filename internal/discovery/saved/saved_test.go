@@ -240,7 +240,7 @@ func TestKeySetsAreSaved(t *testing.T) {
 // A file of version 1 must be decoded and be equal to what is encoded now: a change of the format
 // needs another version.
 func TestFormatOfVersion1(t *testing.T) {
-	const file = "testdata/version1-udp-route.saved"
+	const file = "testdata/version1-serving.saved"
 	want, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
