@@ -228,11 +228,16 @@ spec:
   to: [{group: "", kind: Service}]
 `
 
-// getTLS makes a request by TLS to the router from outside the mesh, and returns the state of the connection.
+// getTLS makes a request by TLS to port 8443 of the router from outside the mesh, and returns the state of the connection.
 func getTLS(ctx context.Context, m *meshup.Mesh, roots *x509.CertPool, host string, with []tls.Certificate) (*tls.ConnectionState, error) {
+	return getTLSAt(ctx, m, roots, 8443, host, with)
+}
+
+// getTLSAt is getTLS at any port. Without an answer the state is nil.
+func getTLSAt(ctx context.Context, m *meshup.Mesh, roots *x509.CertPool, port int, host string, with []tls.Certificate) (*tls.ConnectionState, error) {
 	c := meshup.Client(m.Pod("outside-1.gateway").Net, 0)
 	c.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: roots, ServerName: host, Certificates: with, MinVersion: tls.VersionTLS12}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://10.99.0.9:8443/", http.NoBody)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("https://10.99.0.9:%d/", port), http.NoBody)
 	if err != nil {
 		return nil, err
 	}
