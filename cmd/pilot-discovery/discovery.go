@@ -84,7 +84,7 @@ value, proxies are not served until that is fixed or confirmed (--accept-empty-c
 					}
 				}
 				forget()
-				afterCollections(atMostOnce(time.Second, time.Now, forget))
+				afterCollections(atMostOnce(unmapEvery, time.Now, forget))
 			}
 			srv, err := discovery.New(c.Context(), opts)
 			if err != nil {

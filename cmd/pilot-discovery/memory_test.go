@@ -17,14 +17,14 @@ func TestCollectionsAreMoreFrequentWhileMemoryGrows(t *testing.T) {
 		want int
 	}{
 		{10 * mb, steadyGC}, {30 * mb, steadyGC}, // too little to save any of
-		{50 * mb, 40},
-		{50 * mb, 40}, // one without growth means little
-		{80 * mb, 25},
-		{80 * mb, 25}, {81 * mb, 25}, {79 * mb, steadyGC},
-		{80 * mb, steadyGC}, // by less than what counts
+		{75 * mb, 40},
+		{75 * mb, 40}, // one without growth means little
+		{120 * mb, 25},
+		{120 * mb, 25}, {121 * mb, 25}, {119 * mb, steadyGC},
+		{120 * mb, steadyGC}, // by less than what counts
 		{200 * mb, leastGC},
 		{30 * mb, leastGC}, {30 * mb, leastGC}, {30 * mb, steadyGC}, {20 * mb, steadyGC},
-		{25 * mb, steadyGC}, {100 * mb, leastGC},
+		{25 * mb, steadyGC}, {150 * mb, leastGC},
 	} {
 		if got := p.next(s.live); got != s.want {
 			t.Errorf("collection %d, %d MB in use: GOGC %d, want %d", i, s.live/mb, got, s.want)

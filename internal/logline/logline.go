@@ -122,8 +122,10 @@ func (h *lineHandler) message(text string) string {
 		return text
 	}
 	text = h.o.Replace(nil, slog.String(slog.MessageKey, text)).Value.String()
-	return strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(text)
+	return escape.Replace(text)
 }
+
+var escape = strings.NewReplacer("\n", `\n`, "\t", `\t`)
 
 func (h *lineHandler) appendAttr(line []byte, prefix string, a slog.Attr) []byte {
 	v := a.Value.Resolve()

@@ -21,7 +21,7 @@ type region struct{ start, end uintptr }
 // Program has the kernel forget which pages of the program's file the process has in its address space. Those that are used again are
 // found in the page cache, without reading the file, and the kernel maps 64 kB around each. Most have only been used by the start: the
 // tables of protobuf and Kubernetes; others by one phase of the work, such as proxies that connect. To map all 40 MB again takes the
-// processor some milliseconds, so that it is worth it after a garbage collection, but not more often than once a second.
+// processor some milliseconds, so that it is worth it after a garbage collection, but not many times a second.
 func Program() error {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {

@@ -96,7 +96,11 @@ func (c *check) caCertificates(entries []*meshv1.MeshConfig_CertificateData) {
 
 // unusedRoots warns of entries that MeshRoots leaves out because of their trust domains.
 func (t trust) unusedRoots(o *object.Object) []Verdict {
-	m, _ := MeshConfig(meshText(o))
+	text := meshText(o)
+	if text == "" {
+		return nil // as nearly all objects
+	}
+	m, _ := MeshConfig(text)
 	if m == nil {
 		return nil
 	}

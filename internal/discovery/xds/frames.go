@@ -8,11 +8,10 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// wireFrames are a resource as responses have it: shared by all of them, so that a response takes no more than
-// pointers for each resource.
+// wireFrames are what comes before a resource's body in responses, which all of them share.
 type wireFrames struct {
-	// delta and sotw are what comes before the body in a response of the protocol.
-	delta, sotw, body mem.Buffer
+	head []byte // in a delta response
+	sotw int    // where in head that of a response of the state of the world begins
 }
 
 // framesOf makes the frames of a resource with a body.
@@ -27,15 +26,15 @@ func framesOf(u *Resource) wireFrames {
 	// The body's field has the same number in a response of the state of the world.
 	head = append(head, resourceBody<<3|2)
 	head = binary.AppendUvarint(head, uint64(len(u.Body)))
-	return wireFrames{delta: mem.SliceBuffer(slices.Clip(head)), sotw: mem.SliceBuffer(slices.Clip(head[start:])), body: mem.SliceBuffer(u.Body)}
+	return wireFrames{head: slices.Clip(head), sotw: start}
 }
 
-// head is what comes before the body.
-func (f *wireFrames) head(delta bool) mem.Buffer {
+// of is what comes before the body in a response of the protocol.
+func (f *wireFrames) of(delta bool) []byte {
 	if delta {
-		return f.delta
+		return f.head
 	}
-	return f.sotw
+	return f.head[f.sotw:]
 }
 
 // chunkFrames are the resources of a chunk as responses of one protocol have them, one after the other.
@@ -62,11 +61,11 @@ func (s *sharedFrames) get(list []*Resource, delta bool) *chunkFrames {
 	}
 	size := 0
 	for _, r := range list {
-		size += r.frames.head(delta).Len() + len(r.Body)
+		size += len(r.frames.of(delta)) + len(r.Body)
 	}
 	f := &chunkFrames{bytes: make([]byte, 0, size), ends: make([]int, len(list))}
 	for i, r := range list {
-		f.bytes = append(append(f.bytes, r.frames.head(delta).ReadOnlyData()...), r.Body...)
+		f.bytes = append(append(f.bytes, r.frames.of(delta)...), r.Body...)
 		f.ends[i] = len(f.bytes)
 	}
 	f.all = mem.SliceBuffer(f.bytes)
@@ -95,7 +94,7 @@ const (
 // appendFrames adds the frames of resources in order of names to a response. from has most of them: what it shares
 // with other streams in chunks is sent as such.
 func appendFrames(out mem.BufferSlice, list []*Resource, from TypeView, delta bool) mem.BufferSlice {
-	one := func(r *Resource) { out = append(out, r.frames.head(delta), r.frames.body) }
+	one := func(r *Resource) { out = append(out, mem.SliceBuffer(r.frames.of(delta)), mem.SliceBuffer(r.Body)) }
 	if len(list) < minFramed {
 		out = slices.Grow(out, 2*len(list))
 		for _, r := range list {

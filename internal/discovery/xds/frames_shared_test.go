@@ -40,7 +40,7 @@ func TestFramesOfChunks(t *testing.T) {
 			for _, delta := range []bool{true, false} {
 				var want []byte
 				for _, u := range list {
-					want = append(append(want, u.frames.head(delta).ReadOnlyData()...), u.Body...)
+					want = append(append(want, u.frames.of(delta)...), u.Body...)
 				}
 				if got := appendFrames(nil, list, view, delta).Materialize(); !bytes.Equal(got, want) {
 					t.Fatalf("round %d, delta %v: %d resources have other bytes", round, delta, len(list))

@@ -31,7 +31,7 @@ type Resource struct {
 	refers references
 	// slow: a cluster that warms for reasons that a server cannot see.
 	slow bool
-	// frames are Body as it is sent.
+	// frames are what is sent before Body.
 	frames wireFrames
 	// SeparateHosts is set for a route configuration that takes its virtual hosts from VHDS.
 	SeparateHosts bool
