@@ -564,7 +564,7 @@ func (s *Server) problemEntries() (out []objectEntry, keys []object.Key) {
 // first time: what is missing may be on its way.
 func (s *Server) references() []object.Problem {
 	var objects []*object.Object
-	o := analyze.Options{Domain: s.opts.Names.Domain}
+	o := analyze.Options{Domain: s.opts.Names.Domain, NoSessions: !s.opts.Compile.Sessions}
 	if s.observer != nil { // statuses are written
 		o.Gateways = s.opts.Names.Namespace
 	}

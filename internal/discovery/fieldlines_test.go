@@ -46,3 +46,19 @@ func TestLinesOfAnotherObjectAreNotTaken(t *testing.T) {
 		t.Errorf("%+v", all)
 	}
 }
+
+// Labels of sessions without the filter for them are a problem of their Service, at their line.
+func TestSessionsWithoutTheirFilterAreAProblem(t *testing.T) {
+	const service = "apiVersion: v1\nkind: Service\nmetadata:\n  name: cart\n  namespace: shop\n  labels:\n    istio.io/persistent-session: cart\nspec: {ports: [{port: 80}]}\n"
+	for _, filter := range []bool{false, true} {
+		l := newLife(t, map[string]string{"a.yaml": service})
+		l.adjust = func(o *Options) { o.Compile.Sessions = filter }
+		l.start()
+		_, body := l.plane.get(l.plane.addr.HTTP, "/debug/objectz")
+		want := filepath.Join(l.config, "a.yaml") + `:7","severity":"warning","field":"metadata.labels[istio.io/persistent-session]","text":"notapplied`
+		if got := strings.Contains(strings.NewReplacer(" ", "", "\n", "").Replace(body), want); got == filter {
+			t.Errorf("with the filter %v the page has the problem: %v\n%s", filter, got, body)
+		}
+		l.stop()
+	}
+}

@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"net/netip"
+	"strings"
 
 	networking "istio.io/api/networking/v1alpha3"
 )
@@ -57,8 +58,11 @@ func NamesCredential(t *networking.ServerTLSSettings) bool {
 	return t.GetCredentialName() != "" || len(t.GetCredentialNames()) > 0 || t.GetCaCertCredentialName() != ""
 }
 
-// validBind reports whether a listener can have the address.
+// validBind reports whether a listener can have the address: an IP address or a Unix socket.
 func validBind(bind string) bool {
+	if path, ok := strings.CutPrefix(bind, UnixSocket); ok {
+		return IsSocketPath(path)
+	}
 	_, err := netip.ParseAddr(bind)
 	return bind == "" || err == nil
 }

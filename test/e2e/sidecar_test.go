@@ -55,6 +55,7 @@ spec:
   ingress:
   - {port: {number: 9090, protocol: HTTP, name: http}, defaultEndpoint: "127.0.0.1:19090"}
   - {port: {number: 9080, protocol: HTTP, name: socket}, defaultEndpoint: "unix://DIR/app.sock"}
+  - {port: {number: 9445, protocol: HTTP, name: abstract}, defaultEndpoint: "unix://@app"}
   - {port: {number: 7777, protocol: HTTP, name: own}, bind: 127.0.0.1, captureMode: NONE, defaultEndpoint: "127.0.0.1:19090"}
   - {port: {number: 9443, protocol: HTTPS, name: https}, defaultEndpoint: "127.0.0.1:19090", tls: {mode: SIMPLE, serverCertificate: DIR/certs/s.pem, privateKey: DIR/certs/s.key}}
   - {port: {number: 9444, protocol: HTTPS, name: https-strict}, defaultEndpoint: "127.0.0.1:19090", tls: {mode: SIMPLE, serverCertificate: DIR/certs/s.pem, privateKey: DIR/certs/s.key}}
@@ -65,7 +66,7 @@ metadata: {name: server, namespace: tokens}
 spec:
   selector: {matchLabels: {app: server}}
   mtls: {mode: STRICT}
-  portLevelMtls: {7777: {mode: DISABLE}, 9443: {mode: PERMISSIVE}}
+  portLevelMtls: {7777: {mode: DISABLE}, 9443: {mode: PERMISSIVE}, 9445: {mode: PERMISSIVE}}
 `
 
 // TestIngressListenersOfASidecar has a Sidecar say where the connections to its workload go: to another port, to a Unix socket, from a
@@ -91,6 +92,10 @@ func TestIngressListenersOfASidecar(t *testing.T) {
 		t.Fatal(err)
 	}
 	serveAs(t, l, "socket")
+	if l, err = server.Net.Listen("unix", "@app"); err != nil {
+		t.Fatal(err)
+	}
+	serveAs(t, l, "abstract")
 	put(t, config, "sidecar.yaml", strings.ReplaceAll(ingressListeners, "DIR", server.Dir))
 
 	get := func(ctx context.Context, from, url, wantApp string, wantMutual bool) error {
@@ -116,6 +121,7 @@ func TestIngressListenersOfASidecar(t *testing.T) {
 	}{
 		{"another port answers", "client-1.tokens", "http://server.tokens:9090/", "port", true},
 		{"the Unix socket answers", "client-1.tokens", "http://server.tokens:9080/", "socket", true},
+		{"the socket in the abstract namespace answers", "client-1.tokens", "http://10.99.0.12:9445/", "abstract", false},
 		{"the listener that binds answers in its Pod", "server-1.tokens", "http://127.0.0.1:7777/", "port", false},
 		{"TLS from outside the mesh is ended", "outside-1.tokens", "https://10.99.0.12:9443/", "port", false},
 	} {
@@ -143,6 +149,7 @@ spec:
   egress:
   - {port: {number: 9080, protocol: HTTP, name: http}, bind: 127.0.0.1, captureMode: NONE, hosts: ["./server.tokens.svc.cluster.local"]}
   - {port: {number: 0, protocol: HTTP, name: socket}, bind: "unix://DIR/egress.sock", hosts: ["./canary.tokens.svc.cluster.local"]}
+  - {port: {number: 0, protocol: HTTP, name: abstract}, bind: "unix://@egress", hosts: ["./canary.tokens.svc.cluster.local"]}
   - {hosts: ["./server.tokens.svc.cluster.local"]}
 `
 
@@ -167,6 +174,10 @@ func TestEgressListenersOfASidecar(t *testing.T) {
 		return meshup.ReadAnswer(res)
 	}
 	port := meshup.Client(client.Net, 0)
+	abstract := &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (c net.Conn, err error) {
+		doErr := client.Net.Do(func() error { c, err = (&net.Dialer{}).DialContext(ctx, "unix", "@egress"); return nil })
+		return c, errors.Join(err, doErr)
+	}}}
 	unix := &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	}}}
@@ -177,6 +188,7 @@ func TestEgressListenersOfASidecar(t *testing.T) {
 	}{
 		{"the listener on loopback leads to its host", "server.tokens", "server", port},
 		{"the Unix socket leads to its host", "canary.tokens", "canary", unix},
+		{"the socket in the abstract namespace leads to its host", "canary.tokens", "canary", abstract},
 	} {
 		steady(t, c.what, func(ctx context.Context) error {
 			a, err := get(ctx, c.client, c.host)
@@ -189,7 +201,7 @@ func TestEgressListenersOfASidecar(t *testing.T) {
 	for what, c := range map[string]struct {
 		host   string
 		client *http.Client
-	}{"loopback": {"canary.tokens", port}, "the socket": {"server.tokens", unix}} {
+	}{"loopback": {"canary.tokens", port}, "the socket": {"server.tokens", unix}, "the socket in the abstract namespace": {"server.tokens", abstract}} {
 		if a, err := get(t.Context(), c.client, c.host); err == nil {
 			t.Errorf("%s leads to a host that is not one of its own: %+v", what, a)
 		}

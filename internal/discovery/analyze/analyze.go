@@ -28,6 +28,8 @@ type Options struct {
 	Workloads bool
 	// Gateways is the namespace of the Service whose addresses the statuses of Ingresses have; empty if none are written.
 	Gateways string
+	// NoSessions is set if proxies have no filter that keeps sessions (PILOT_ENABLE_PERSISTENT_SESSION_FILTER is known not to be true).
+	NoSessions bool
 	// Mesh is mesh configuration; references to it are not checked if it is nil.
 	Mesh *meshv1.MeshConfig
 	// MeshObject is the object that has the mesh configuration; the zero key if none has.

@@ -387,3 +387,33 @@ func TestHostsOfVirtualServices(t *testing.T) {
 		}
 	}
 }
+
+// Labels of sessions have an effect only with the filter for them, which is off by default.
+func TestSessionsWithoutAFilter(t *testing.T) {
+	object := func(kind, labels string) string {
+		spec := "v1\nkind: Service\nspec: {ports: [{port: 80}]}\n"
+		if kind == "ServiceEntry" {
+			spec = "networking.istio.io/v1\nkind: ServiceEntry\nspec: {hosts: [one.example.net], location: MESH_INTERNAL, resolution: STATIC, ports: [{number: 80, name: http, protocol: HTTP}]}\n"
+		}
+		return mesh + "---\napiVersion: " + spec + "metadata: {name: cart, namespace: shop, labels: " + labels + "}\n"
+	}
+	const cookie, header = "{istio.io/persistent-session: cart}", "{istio.io/persistent-session-header: x-cart}"
+	for _, tc := range []struct{ text, label string }{
+		{object("Service", cookie), "istio.io/persistent-session"},
+		{object("Service", header), "istio.io/persistent-session-header"},
+		{object("ServiceEntry", cookie), "istio.io/persistent-session"},
+		{object("ServiceEntry", "{}"), ""},
+		{object("Service", `{istio.io/persistent-session: ""}`), ""},
+	} {
+		want := ""
+		if tc.label != "" {
+			want = "cart: metadata.labels[" + tc.label + "]: not applied: no request names the endpoint of a session unless an EnvoyFilter adds the filter for it; set PILOT_ENABLE_PERSISTENT_SESSION_FILTER=true in the environment of pilot-discovery"
+		}
+		if got := strings.Join(findings(t, tc.text, analyze.Options{NoSessions: true}), "\n"); got != want {
+			t.Errorf("%s\n got %s\nwant %s", tc.text, got, want)
+		}
+		if got := findings(t, tc.text, analyze.Options{}); len(got) > 0 {
+			t.Errorf("with the filter: %s", got)
+		}
+	}
+}

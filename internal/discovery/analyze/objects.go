@@ -50,6 +50,7 @@ func (a *index) check(obj *object.Object) {
 	case *extensions.TrafficExtension:
 		a.targets("spec.targetRefs", spec.GetTargetRefs()...)
 	case *networking.ServiceEntry:
+		a.sessions(obj)
 		a.serviceEntry(obj, spec)
 	case *networking.WorkloadEntry:
 		a.workloadEntry(obj, spec)
@@ -64,6 +65,7 @@ func (a *index) check(obj *object.Object) {
 			a.warn("spec.parameters", "not applied: there are none")
 		}
 	case *object.ServiceSpec:
+		a.sessions(obj)
 		if a.o.Workloads && len(spec.Selector) > 0 && !a.selected(obj.Namespace, spec.Selector) {
 			a.warn("spec.selector", "no Pod has the labels %s: the Service has no endpoints", labelText(spec.Selector))
 		} else if a.o.Workloads && len(spec.Selector) > 0 {
@@ -72,6 +74,20 @@ func (a *index) check(obj *object.Object) {
 	}
 	if m, ok := obj.Spec.(proto.Message); ok {
 		a.selector(m.ProtoReflect())
+	}
+}
+
+// sessions checks that there is a filter for the sessions that the labels of a service ask for. Without one they do no more than let
+// draining endpoints be used for requests that name them. [control-plane 1.12.20]
+func (a *index) sessions(obj *object.Object) {
+	if !a.o.NoSessions {
+		return
+	}
+	for _, label := range []string{mesh.SessionLabel, mesh.SessionHeaderLabel} {
+		if obj.Meta.Labels[label] != "" {
+			a.warn("metadata.labels["+label+"]", "not applied: no request names the endpoint of a session unless an EnvoyFilter adds the filter for it; set PILOT_ENABLE_PERSISTENT_SESSION_FILTER=true in the environment of pilot-discovery")
+			return // one beside the other has no effect
+		}
 	}
 }
 

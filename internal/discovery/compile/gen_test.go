@@ -670,7 +670,7 @@ func (d *dice) sidecar() *networking.Sidecar {
 			Hosts: []string{pick(d, "./*", "*/*", "x/*", "*/a.x.svc.cluster.local")}, Bind: pick(d, "", "", "127.0.0.3", "::1", "10.96.0.1"),
 		}
 		if l.Bind == "" && d.oneIn(3) {
-			l.Port.Number, l.Bind = 0, pick(d, "unix:///var/run/e.sock", "unix:///var/run/f.sock")
+			l.Port.Number, l.Bind = 0, pick(d, "unix:///var/run/e.sock", "unix:///var/run/f.sock", "unix://@e")
 		}
 		if d.oneIn(3) {
 			l.CaptureMode = networking.CaptureMode_NONE
@@ -692,7 +692,7 @@ func (d *dice) sidecar() *networking.Sidecar {
 	for d.oneIn(2) && len(s.Ingress) < 3 {
 		in := &networking.IstioIngressListener{
 			Port:            &networking.SidecarPort{Number: pick[uint32](d, 8080, 8081, 9090, 15006), Protocol: pick(d, "HTTP", "TCP", "HTTPS", "GRPC", "", "UDP")},
-			DefaultEndpoint: pick(d, "", "127.0.0.1:18080", "0.0.0.0:8080", "[::]:8081", "unix:///var/run/a.sock"),
+			DefaultEndpoint: pick(d, "", "127.0.0.1:18080", "0.0.0.0:8080", "[::]:8081", "unix:///var/run/a.sock", "unix://@a"),
 		}
 		if d.oneIn(3) {
 			in.CaptureMode, in.Bind = networking.CaptureMode_NONE, pick(d, "", "127.0.0.1", "::1")

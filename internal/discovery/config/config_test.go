@@ -138,7 +138,7 @@ func TestEntries(t *testing.T) {
 			"E spec.ports[1].name: duplicate \"x\"", "E spec.ports[1].number: duplicate 80"}},
 		{object.ServiceEntry, "{hosts: [a.com], resolution: NONE, endpoints: [{address: 1.2.3.4}], " + port + "}", []string{"E spec.endpoints: resolution NONE uses the destination address"}},
 		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, " + port + "}", []string{"E spec.endpoints: resolution STATIC needs"}},
-		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, endpoints: [{address: b.com}, {address: 1.2.3.4, ports: {http: 8080}}, {address: unix:///x}], " + port + "}", []string{"E spec.endpoints[0].address: invalid address \"b.com\""}},
+		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, endpoints: [{address: b.com}, {address: 1.2.3.4, ports: {http: 8080}}, {address: unix:///x}, {address: 'unix://@x'}], " + port + "}", []string{"E spec.endpoints[0].address: invalid address \"b.com\""}},
 		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, workloadSelector: {labels: {app: x}}, " + port + "}", nil},
 		{object.ServiceEntry, "{hosts: [a.com], resolution: STATIC, workloadSelector: {labels: {app: -x}}, endpoints: [{address: 1.2.3.4, ports: {grpc: 1}}], " + port + "}", []string{
 			"E spec.workloadSelector: endpoints are set too", "E spec.workloadSelector.labels[app]: invalid label value \"-x\"", "E spec.endpoints[0].ports[grpc]: unknown port: want one of http"}},
@@ -158,7 +158,7 @@ func TestEntries(t *testing.T) {
 		{object.WorkloadEntry, "{}", []string{"E spec.address: is empty"}},
 		{object.WorkloadEntry, "{address: a/b, ports: {x_: 0}, labels: {'/x': y}}", []string{
 			"E spec.address: invalid address \"a/b\"", "E spec.ports[x_]: invalid port name", "E spec.ports[x_]: invalid port 0", "E spec.labels[/x]: invalid label name"}},
-		{object.WorkloadEntry, "{address: unix://x}", []string{"E spec.address: invalid path \"unix://x\""}},
+		{object.WorkloadEntry, "{address: unix://x}", []string{"E spec.address: invalid Unix socket \"unix://x\""}},
 		{object.WorkloadEntry, "{address: unix:///x, ports: {a: 1}}", []string{"E spec.ports: a Unix socket has no ports"}},
 	})
 }
@@ -205,13 +205,13 @@ func TestPolicies(t *testing.T) {
 		{object.Sidecar, "{egress: [{}, {port: {number: 0, protocol: X}, bind: 127.0.0.1, hosts: ['./*']}]}", []string{
 			"E spec.egress[0].port: is missing, but only the last entry", "E spec.egress[0].hosts: is empty", "E spec.egress[1].port.number: invalid port 0",
 			"E spec.egress[1].port.protocol: invalid protocol \"X\""}},
-		{object.Sidecar, "{egress: [{port: {number: 80, protocol: HTTP}, hosts: ['./*']}, {port: {number: 90, protocol: TCP}, bind: 127.0.0.1, captureMode: NONE, hosts: ['./*']}, {port: {number: 0, protocol: HTTP}, bind: 'unix:///a', hosts: ['./*']}, {port: {number: 0, protocol: HTTP}, bind: 'unix:///b', hosts: ['./*']}, {bind: 127.0.0.2, hosts: ['./*']}]}", nil},
+		{object.Sidecar, "{egress: [{port: {number: 80, protocol: HTTP}, hosts: ['./*']}, {port: {number: 90, protocol: TCP}, bind: 127.0.0.1, captureMode: NONE, hosts: ['./*']}, {port: {number: 0, protocol: HTTP}, bind: 'unix:///a', hosts: ['./*']}, {port: {number: 0, protocol: HTTP}, bind: 'unix://@b', hosts: ['./*']}, {bind: 127.0.0.2, hosts: ['./*']}]}", nil},
 		{object.Sidecar, "{egress: [{port: {number: 80, protocol: UDP}, hosts: ['./*']}, {port: {number: 80}, bind: x, hosts: ['./*']}, {port: {number: 1}, bind: 'unix:///b', hosts: ['./*']}, {port: {number: 0}, bind: 'unix://b', hosts: ['./*']}, {port: {number: 0}, bind: 'unix:///c', captureMode: IPTABLES, hosts: ['./*']}, {port: {number: 0}, bind: 'unix:///c', hosts: ['./*']}, {bind: 'unix:///d', hosts: ['./*']}]}", []string{
 			"E spec.egress[0].port.protocol: invalid protocol UDP", "E spec.egress[1].bind: invalid address \"x\"", "E spec.egress[1].port.number: port 80 is that of spec.egress[0], too", "E spec.egress[2].port.number: invalid port 1: want 0 with a Unix socket",
 			"E spec.egress[3].bind: invalid Unix socket \"unix://b\"", "E spec.egress[4].captureMode: IPTABLES is not for Unix sockets", "E spec.egress[5].bind: socket \"unix:///c\" is that of spec.egress[4], too", "E spec.egress[6].port: is missing; a Unix socket needs"}},
 		{object.Sidecar, "{ingress: [{port: {number: 80}}], outboundTrafficPolicy: {egressProxy: {host: x}}}", []string{"W spec.outboundTrafficPolicy.egressProxy: not applied"}},
 		{object.Sidecar, "{outboundTrafficPolicy: {mode: ALLOW_ANY, egressProxy: {host: x, port: {number: 80}}}}", nil},
-		{object.Sidecar, "{ingress: [{port: {number: 80}, defaultEndpoint: '127.0.0.1:8080'}, {port: {number: 81}, defaultEndpoint: 'unix:///a/b'}, {port: {number: 82}, defaultEndpoint: '[::]:82'}, {port: {number: 83}, captureMode: NONE}]}", nil},
+		{object.Sidecar, "{ingress: [{port: {number: 80}, defaultEndpoint: '127.0.0.1:8080'}, {port: {number: 81}, defaultEndpoint: 'unix:///a/b'}, {port: {number: 84}, defaultEndpoint: 'unix://@a'}, {port: {number: 82}, defaultEndpoint: '[::]:82'}, {port: {number: 83}, captureMode: NONE}]}", nil},
 		{object.Sidecar, "{ingress: [{port: {number: 0, protocol: UDP}}, {port: {number: 80, targetPort: 1}}, {port: {number: 80}}]}", []string{
 			"E spec.ingress[0].port.number: invalid port 0", "E spec.ingress[0].port.protocol: invalid protocol UDP", "E spec.ingress[2].port.number: port 80 is that of spec.ingress[1], too", "W spec.ingress[1].port.targetPort: not applied"}},
 		{object.Sidecar, "{ingress: [{port: {number: 80}, defaultEndpoint: '10.0.0.1:80'}, {port: {number: 81}, defaultEndpoint: '127.0.0.1'}, {port: {number: 82}, defaultEndpoint: '127.0.0.1:0'}, {port: {number: 83}, defaultEndpoint: 'unix://a'}, {port: {number: 84}, defaultEndpoint: 'unix:///" + strings.Repeat("a", 107) + "'}]}", []string{
@@ -253,7 +253,10 @@ func TestPolicies(t *testing.T) {
 		{object.Gateway, "{servers: [{port: {number: 9000, protocol: TCP}, hosts: ['*']}, {port: {number: 53, protocol: UDP}, hosts: ['*']}]}", []string{"W spec.servers[1]: not applied: protocol \"UDP\" is not served"}},
 		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP, targetPort: 8080}, hosts: ['*'], name: a, defaultEndpoint: '127.0.0.1:80', tls: {httpsRedirect: true, credentialName: c}}]}", []string{
 			"W spec.servers[0].tls.credentialName: not applied: protocol HTTP is served without TLS", "W spec.servers[0].defaultEndpoint: not applied", "W spec.servers[0].name: not applied", "W spec.servers[0].port.targetPort: not applied"}},
-		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP}, hosts: ['*'], bind: 'unix:///x'}]}", []string{"W spec.servers[0].bind: not applied: \"unix:///x\" is not an IP address"}},
+		{object.Gateway, "{servers: [{port: {number: 0, protocol: HTTP}, hosts: ['*'], bind: 'unix:///x'}, {port: {number: 0, protocol: TCP}, hosts: ['*'], bind: 'unix://@y'}]}", nil},
+		{object.Gateway, "{servers: [{port: {number: 80, protocol: HTTP}, hosts: ['*'], bind: 'unix:///x'}, {port: {number: 0, protocol: HTTP}, hosts: ['*'], bind: 'unix://x'}, {port: {number: 80, protocol: HTTP}, hosts: ['*'], bind: x}, {port: {number: 0, protocol: HTTP}, hosts: ['*']}]}", []string{
+			"E spec.servers[0].port.number: invalid port 80: want 0 with a Unix socket", "E spec.servers[1].bind: invalid Unix socket \"unix://x\": want \"unix://\" and an absolute path", "W spec.servers[2].bind: not applied: \"x\" is not an IP address",
+			"E spec.servers[3].port.number: invalid port 0"}},
 		{object.Gateway, "{}", []string{"E spec.servers: is empty"}},
 		{object.Gateway, "{servers: [{name: a, port: {number: 15443, name: tls, protocol: TLS}, hosts: ['*.local'], tls: {mode: AUTO_PASSTHROUGH}}]}", nil},
 		{object.Gateway, "{servers: [{bind: 1.2.3.4, port: {number: 15443, protocol: HTTPS}, hosts: ['*.local'], tls: {mode: AUTO_PASSTHROUGH, credentialName: x}}]}", []string{

@@ -2,7 +2,6 @@ package config
 
 import (
 	"cmp"
-	"path"
 	"slices"
 	"strings"
 
@@ -130,8 +129,8 @@ func (c *check) workload(at string, w *networking.WorkloadEntry, ports []string)
 	switch {
 	case w.Address == "":
 		c.fail(at+".address", "is empty; set an IP address, a DNS name or unix:///path (an entry that only has a network is not sent to its gateway)")
-	case isUnix && !path.IsAbs(unix):
-		c.fail(at+".address", "invalid path %q: want unix:///path", w.Address)
+	case isUnix && !mesh.IsSocketPath(unix):
+		c.fail(at+".address", "invalid Unix socket %q: want \"unix://\" and an absolute path, or \"@\" and a name, of at most %d bytes", w.Address, mesh.MaxSocketPath)
 	case isUnix && len(w.Ports) > 0:
 		c.fail(at+".ports", "a Unix socket has no ports; remove them")
 	case !isUnix && !isIP(w.Address) && !isDomain(w.Address):

@@ -44,7 +44,7 @@ func (c *check) gateway(s *networking.Gateway) {
 	}
 	for i, v := range s.Servers {
 		at := item("spec.servers", i)
-		c.port(at+".port.number", v.GetPort().GetNumber(), false)
+		c.serverAddress(at, v)
 		c.protocol(at+".port.protocol", v.GetPort().GetProtocol())
 		c.server(at, v)
 		if len(v.GetHosts()) == 0 {
@@ -60,6 +60,22 @@ func (c *check) gateway(s *networking.Gateway) {
 	}
 }
 
+// serverAddress checks the port and the address of a server. [control-plane 1.9.4]
+func (c *check) serverAddress(at string, v *networking.Server) {
+	path, socket := strings.CutPrefix(v.GetBind(), mesh.UnixSocket)
+	passthrough := v.GetTls().GetMode() == networking.ServerTLSSettings_AUTO_PASSTHROUGH // at all addresses
+	c.port(at+".port.number", v.GetPort().GetNumber(), socket && !passthrough)
+	switch {
+	case v.GetBind() == "" || isIP(v.GetBind()) || passthrough:
+	case !socket:
+		c.warn(at+".bind", "not applied: %q is not an IP address, and the server is not served", v.GetBind())
+	case !mesh.IsSocketPath(path):
+		c.fail(at+".bind", "invalid Unix socket %q: want \"unix://\" and an absolute path, or \"@\" and a name, of at most %d bytes", v.GetBind(), mesh.MaxSocketPath)
+	case v.GetPort().GetNumber() != 0:
+		c.fail(at+".port.number", "invalid port %d: want 0 with a Unix socket", v.GetPort().GetNumber())
+	}
+}
+
 // server checks what depends on the protocol of a server.
 func (c *check) server(at string, v *networking.Server) {
 	p := mesh.ParseProtocol(v.GetPort().GetProtocol())
@@ -67,8 +83,6 @@ func (c *check) server(at string, v *networking.Server) {
 	case v.GetTls().GetMode() == networking.ServerTLSSettings_AUTO_PASSTHROUGH:
 		c.passthroughServer(at, v)
 		return
-	case p.IsHTTP() && !isIP(v.GetBind()) && v.GetBind() != "":
-		c.warn(at+".bind", "not applied: %q is not an IP address, and the server is not served", v.GetBind())
 	case p.IsHTTP():
 		for _, f := range setFields(v.GetTls().ProtoReflect(), nil) {
 			if f.JSONName() != "httpsRedirect" {
@@ -78,8 +92,6 @@ func (c *check) server(at string, v *networking.Server) {
 	case !p.IsTCP():
 		c.warn(at, "not applied: protocol %q is not served at gateways", v.GetPort().GetProtocol())
 		return
-	case !isIP(v.GetBind()) && v.GetBind() != "":
-		c.warn(at+".bind", "not applied: %q is not an IP address, and the server is not served", v.GetBind())
 	case v.GetTls() == nil && p.IsTLS():
 		c.fail(at+".tls", "is missing; protocol %s needs a tls.mode", v.GetPort().GetProtocol())
 	case v.GetTls() != nil:

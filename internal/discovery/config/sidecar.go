@@ -71,8 +71,8 @@ func (c *check) egressAddress(at string, e *networking.IstioEgressListener) {
 	}
 	switch {
 	case bind == "":
-	case socket && !isSocketPath(path):
-		c.fail(at+".bind", "invalid Unix socket %q: want \"unix://\" and an absolute path of at most %d bytes", bind, maxSocketPath)
+	case socket && !mesh.IsSocketPath(path):
+		c.fail(at+".bind", "invalid Unix socket %q: want \"unix://\" and an absolute path, or \"@\" and a name, of at most %d bytes", bind, mesh.MaxSocketPath)
 	case socket && p == nil:
 		c.fail(at+".port", "is missing; a Unix socket needs port.number 0 and a protocol")
 	case socket && p.Number != 0:
@@ -119,8 +119,8 @@ func (c *check) defaultEndpoint(at string, in *networking.IstioIngressListener, 
 		return
 	}
 	if path, ok := strings.CutPrefix(text, mesh.UnixSocket); ok {
-		if !isSocketPath(path) {
-			c.fail(at, "invalid Unix socket %q: want \"unix://\" and an absolute path of at most %d bytes", text, maxSocketPath)
+		if !mesh.IsSocketPath(path) {
+			c.fail(at, "invalid Unix socket %q: want \"unix://\" and an absolute path, or \"@\" and a name, of at most %d bytes", text, mesh.MaxSocketPath)
 		}
 		return
 	}
@@ -134,14 +134,6 @@ func (c *check) defaultEndpoint(at string, in *networking.IstioIngressListener, 
 	case bound && uint32(port) == in.GetPort().GetNumber() && (bind.IsLoopback() && (address == "127.0.0.1" || address == "[::1]") || !bind.IsLoopback() && (address == "0.0.0.0" || address == "[::]")):
 		c.fail(at, "is the address of the listener itself: want another port of the application")
 	}
-}
-
-// maxSocketPath is the length of the longest path of a Unix socket on Linux.
-const maxSocketPath = 107
-
-// isSocketPath reports whether Envoy can connect to a Unix socket with this path.
-func isSocketPath(path string) bool {
-	return strings.HasPrefix(path, "/") && len(path) <= maxSocketPath && !strings.Contains(path, "\x00")
 }
 
 // inboundPool checks limits of inbound connections.

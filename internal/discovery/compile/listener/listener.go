@@ -83,10 +83,14 @@ func (e Env) additional(ip string, port uint32) []*listenerv3.AdditionalAddress 
 }
 
 // address is that of a listener: an IP address and a port, or a Unix socket ("unix://PATH"), to which every user of the Pod may connect,
-// as every user's connections are captured.
+// as every user's connections are captured. One in the abstract namespace has no permissions, and Envoy refuses a mode for it.
 func address(ip string, port uint32) *corev3.Address {
 	if path, ok := strings.CutPrefix(ip, mesh.UnixSocket); ok {
-		return &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: path, Mode: 0o666}}}
+		pipe := &corev3.Pipe{Path: path, Mode: 0o666}
+		if mesh.IsAbstractSocket(path) {
+			pipe.Mode = 0
+		}
+		return &corev3.Address{Address: &corev3.Address_Pipe{Pipe: pipe}}
 	}
 	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 		Address: ip, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},

@@ -164,8 +164,11 @@ func (in KubernetesInput) times(f *Forward, body gatewayv1.HTTPRouteRule) {
 		if r.Attempts != nil {
 			f.Retry.Attempts = int32(min(max(*r.Attempts, 0), 1<<16))
 		}
-		if len(r.Codes) > 0 {
-			f.Retry.RetryOn = "connect-failure,refused-stream,unavailable,cancelled"
+		// reset is for connections that break and for backends that do not answer in time: what the field is for besides the codes.
+		f.Retry.RetryOn = "connect-failure,refused-stream,reset,unavailable,cancelled"
+		if len(r.Codes) == 0 {
+			f.Retry.RetryOn += ",503"
+		} else {
 			for _, c := range r.Codes {
 				f.Retry.RetryOn += "," + strconv.Itoa(int(c))
 			}
@@ -175,7 +178,7 @@ func (in KubernetesInput) times(f *Forward, body gatewayv1.HTTPRouteRule) {
 		f.Timeout = duration(t.Request)
 		if each := duration(t.BackendRequest); each.AsDuration() > 0 {
 			if f.Retry != nil && f.Retry.Attempts <= 0 {
-				if f.Timeout.AsDuration() == 0 { // without retries there is one request to a backend
+				if d := f.Timeout.AsDuration(); d == 0 || each.AsDuration() < d { // without retries there is one request to a backend
 					f.Timeout = each
 				}
 				return
