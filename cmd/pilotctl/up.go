@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"os/exec"
 	"os/user"
@@ -15,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/traffic"
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 	"github.com/pilothouse/pilothouse/internal/lab/netmesh"
 	"github.com/pilothouse/pilothouse/internal/lab/sampleapp"
@@ -84,15 +86,24 @@ type upFlags struct {
 	bin, envoy              string
 	exec, publish           []string
 	yes, proxyLogs          bool
+	prometheus              *url.URL
 	sudoUID, sudoGID, pathV string
 }
 
 // readUp reads the settings; the defaults are paths below tree.
 func readUp(v *settings.Values, tree string) upFlags {
+	var prometheus *url.URL
+	if at := v.Text("prometheusURL"); at != "" {
+		var err error
+		if prometheus, err = traffic.ParseURL(at); err != nil {
+			v.Fail("prometheusURL", "%w", err)
+		}
+	}
 	return upFlags{
-		bin:   v.TextOr("bin", filepath.Join(tree, "bin")),
-		envoy: v.TextOr("envoy", filepath.Join(tree, ".tools", "envoy")),
-		exec:  v.List("exec"), publish: v.List("publish"), yes: v.Bool("yes"), proxyLogs: v.Bool("proxyLogs"),
+		prometheus: prometheus,
+		bin:        v.TextOr("bin", filepath.Join(tree, "bin")),
+		envoy:      v.TextOr("envoy", filepath.Join(tree, ".tools", "envoy")),
+		exec:       v.List("exec"), publish: v.List("publish"), yes: v.Bool("yes"), proxyLogs: v.Bool("proxyLogs"),
 		sudoUID: v.Text("SUDO_UID"), sudoGID: v.Text("SUDO_GID"), pathV: v.Text("PATH"),
 	}
 }
@@ -134,7 +145,7 @@ func (f upFlags) options(dir string) (up.Options, error) {
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return up.Options{}, fmt.Errorf("run %q: want a directory with YAML files", dir)
 	}
-	o := up.Options{Dir: dir, Yes: f.yes, ProxyLogs: f.proxyLogs, Exec: map[string][]string{}}
+	o := up.Options{Dir: dir, Yes: f.yes, ProxyLogs: f.proxyLogs, Exec: map[string][]string{}, Prometheus: f.prometheus}
 	for _, text := range joinedCommands(f.exec) {
 		key, command, err := up.ParseExec(text)
 		if err != nil {

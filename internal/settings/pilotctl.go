@@ -94,6 +94,8 @@ var PilotctlUp = Table{
 		Help: "what a workload runs instead of its command, as `WORKLOAD=COMMAND`; words are separated by blanks, no shell is involved; may be given several times"},
 	{Flag: "publish", Short: "p", Kind: List, Unit: "list of [PORT:]POD:PORT", Used: "internal/lab/up",
 		Help: "open a port of a Pod, or of a workload's first Pod, on this machine's loopback, as `[PORT:]POD:PORT`; those of gateways are opened anyway"},
+	{Flag: "prometheusURL", Env: []string{"PILOT_UI_PROMETHEUS"}, Kind: Text, Unit: "URL", Used: "internal/lab/meshup",
+		Help: "`URL` of a Prometheus server that scrapes the Pods, which is asked for the rates and errors on the page at /ui: one that this machine reaches, or a Service of the directory at the port of its container; by default none (docs/ui.md)"},
 	{Flag: "yes", Short: "y", Kind: Bool, Unit: "switch", Used: "internal/lab/up",
 		Help: "run programs of this machine without asking"},
 	{Flag: "proxyLogs", Kind: Bool, Unit: "switch", Used: "internal/lab/up",

@@ -74,13 +74,13 @@ func TestMetricsOfRequests(t *testing.T) {
 		}
 	}
 	common := []string{
-		`source_workload_namespace="tokens"`, `source_principal="spiffe://cluster.local/ns/tokens/sa/client"`, `source_workload="client"`, `source_canonical_service="client"`,
+		`source_workload_namespace="tokens"`, `source_principal="spiffe://cluster.local/ns/tokens/sa/client"`, `source_workload="client-1"`, `source_canonical_service="client"`,
 		`destination_workload_namespace="tokens"`, `destination_principal="spiffe://cluster.local/ns/tokens/sa/server"`,
 		`destination_service="server.tokens.svc.cluster.local"`, `destination_service_name="server"`, `destination_service_namespace="tokens"`, `destination_canonical_service="server"`,
 		`response_code="200"`, `request_protocol="http"`, `response_flags="-"`,
 	}
 	for pod, own := range map[string][]string{
-		"client-1.tokens": {`reporter="source"`, `connection_security_policy="unknown"`, `destination_workload="server-1"`}, "server-1.tokens": {`reporter="destination"`, `connection_security_policy="mutual_tls"`, `destination_workload="server"`},
+		"client-1.tokens": {`reporter="source"`, `connection_security_policy="unknown"`, `destination_workload="server-1"`}, "server-1.tokens": {`reporter="destination"`, `connection_security_policy="mutual_tls"`, `destination_workload="server-1"`},
 	} {
 		labels := append(own, common...)
 		if err := meshup.Await(t.Context(), time.Minute, "the metrics of "+pod, func(ctx context.Context) error {
@@ -157,7 +157,7 @@ func TestMetricsOfMessages(t *testing.T) {
 	stop()
 	for pod, reporter := range map[string]string{"client-1.tokens": "source", "server-1.tokens": "destination"} {
 		labels := []string{
-			`reporter="` + reporter + `"`, `request_protocol="grpc"`, `source_workload="client"`, `source_principal="spiffe://cluster.local/ns/tokens/sa/client"`, `destination_service_name="server"`,
+			`reporter="` + reporter + `"`, `request_protocol="grpc"`, `source_workload="client-1"`, `source_principal="spiffe://cluster.local/ns/tokens/sa/client"`, `destination_service_name="server"`,
 			`destination_principal="spiffe://cluster.local/ns/tokens/sa/server"`,
 		}
 		if err := meshup.Await(t.Context(), time.Minute, "the messages on the page of "+pod, func(ctx context.Context) error {
@@ -257,7 +257,7 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := sumOf(t, page, "istio_requests_total", `source_workload="client"`, `response_flags="-"`); n == 0 || bytes.Contains(page, []byte("request_host=")) {
+	if n := sumOf(t, page, "istio_requests_total", `source_workload="client-1"`, `response_flags="-"`); n == 0 || bytes.Contains(page, []byte("request_host=")) {
 		t.Errorf("the client's metrics: %s", grep(page, "istio_requests_total"))
 	}
 }
@@ -285,8 +285,8 @@ func TestMetricsOfConnections(t *testing.T) {
 		`destination_service_namespace="tokens"`, `destination_canonical_service="server"`, `response_flags="-"`,
 	}
 	for pod, own := range map[string][]string{
-		"client-1.tokens": {`reporter="source"`, `connection_security_policy="unknown"`, `source_workload="client"`},
-		"server-1.tokens": {`reporter="destination"`, `connection_security_policy="mutual_tls"`, `destination_workload="server"`},
+		"client-1.tokens": {`reporter="source"`, `connection_security_policy="unknown"`, `source_workload="client-1"`},
+		"server-1.tokens": {`reporter="destination"`, `connection_security_policy="mutual_tls"`, `destination_workload="server-1"`},
 	} {
 		labels := append(own, common...)
 		if err := meshup.Await(t.Context(), time.Minute, "the metrics of "+pod, func(ctx context.Context) error {

@@ -187,7 +187,7 @@ func newWorkload(pod *corev1.Pod, owner Owner) (Workload, error) {
 		return Workload{}, err
 	}
 	w := Workload{
-		Name:              firstNonEmpty(l["service.istio.io/workload-name"], owner.Name),
+		Name:              firstNonEmpty(l[mesh.WorkloadNameLabel], owner.Name),
 		Owner:             owner.resource(pod.Namespace),
 		CanonicalName:     firstNonEmpty(l["service.istio.io/canonical-name"], l["app.kubernetes.io/name"], l["app"], owner.Name),
 		CanonicalRevision: firstNonEmpty(l["service.istio.io/canonical-revision"], l["app.kubernetes.io/version"], l["version"], "latest"),

@@ -63,7 +63,7 @@ type Instance struct {
 	TLS       bool
 	Locality  mesh.Locality
 	Weight    uint32 // at least 1
-	Workload  string // of a Pod, that of its controller; see workloadOf
+	Workload  string // of a Pod, that of its controller; see mesh.WorkloadName
 	Namespace string
 	Node      string // of the Pod; empty if unknown
 	// Network is that of the address, ClusterID the cluster of the workload; each may be empty.
@@ -351,7 +351,7 @@ func (m *Model) nodeLocality(r *incr.Reader, name, cluster string) mesh.Locality
 // podInstance returns a Pod as an endpoint with some of its addresses, at least one.
 func (m *Model) podInstance(r *incr.Reader, p *Pod, ips []netip.Addr, ports map[uint32]uint32, td string) *Instance {
 	return &Instance{
-		Address: ips[0].String(), Others: texts(ips[1:]), Ports: ports, Labels: p.Labels, Weight: 1, Workload: workloadOf(p.Name, p.Labels), Namespace: p.Namespace, Node: p.Spec.NodeName,
+		Address: ips[0].String(), Others: texts(ips[1:]), Ports: ports, Labels: p.Labels, Weight: 1, Workload: mesh.WorkloadName(p.Name, p.Labels), Namespace: p.Namespace, Node: p.Spec.NodeName,
 		Identity: mesh.Identity{TrustDomain: td, Namespace: p.Namespace, ServiceAccount: p.account()}.SPIFFE(),
 		TLS:      p.Labels[mesh.TLSModeLabel] == "istio",
 		Locality: m.localityOf(r, p),

@@ -150,10 +150,5 @@ func (p PodSpec) app() string {
 	return name
 }
 
-// workload is the name of the workload, as far as it is known.
-func (p PodSpec) workload() string {
-	if p.Programs != nil && p.Workload != "" {
-		return p.Workload
-	}
-	return p.app()
-}
+// metricsName is the name that metrics have for the workload, and pilot-discovery too: Workload is what people call the Pods of one directory.
+func (p PodSpec) metricsName() string { return mesh.WorkloadName(p.Name, p.Labels) }

@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -71,6 +72,8 @@ type Options struct {
 	DiscoveryArgs []string
 	// DiscoveryEnv is appended to pilot-discovery's environment, KEY=value.
 	DiscoveryEnv []string
+	// Prometheus is the server, in this machine's network or a Service of the mesh, that pilot-discovery asks for the rates of the page; nil for none.
+	Prometheus *url.URL
 	// Log gets what is started; nil: no log.
 	Log *slog.Logger
 }
@@ -89,6 +92,10 @@ type Mesh struct {
 	// mu guards discovery, which StartDiscovery replaces.
 	mu        sync.Mutex
 	discovery *netmesh.Process
+
+	// stop ends forwards.
+	stop     context.CancelFunc
+	forwards sync.WaitGroup
 }
 
 // Start starts the mesh and returns once every Pod is ready. An error contains the end of the log of what
@@ -123,6 +130,14 @@ func Start(ctx context.Context, o Options) (*Mesh, error) {
 }
 
 func (m *Mesh) start(ctx context.Context) error {
+	if at := m.o.Prometheus; at != nil {
+		forwarding, stop := context.WithCancel(context.WithoutCancel(ctx))
+		m.stop = stop
+		if err := m.reach(forwarding, at); err != nil {
+			return err
+		}
+		m.o.DiscoveryArgs = append(slices.Clone(m.o.DiscoveryArgs), "--prometheusURL", at.String())
+	}
 	if err := m.StartDiscovery(ctx); err != nil {
 		return err
 	}
@@ -139,7 +154,13 @@ func (m *Mesh) start(ctx context.Context) error {
 }
 
 // Close ends everything. It may be called more than once.
-func (m *Mesh) Close() error { return m.Net.Close() }
+func (m *Mesh) Close() error {
+	if m.stop != nil {
+		m.stop()
+		m.forwards.Wait()
+	}
+	return m.Net.Close()
+}
 
 // Pod is the Pod with the key name.namespace, or nil.
 func (m *Mesh) Pod(key string) *Pod {

@@ -226,7 +226,7 @@ func (p *Pod) agentEnv() ([]string, error) {
 		"POD_NAME=" + p.Spec.Name, "POD_NAMESPACE=" + p.Spec.Namespace, "INSTANCE_IP=" + p.Spec.IP.String(),
 		"SERVICE_ACCOUNT=" + p.Spec.ServiceAccount, "HOST_IP=" + p.mesh.host(p.Spec).String(),
 		"ISTIO_META_CLUSTER_ID=Kubernetes", "ISTIO_META_INTERCEPTION_MODE=" + p.interception(),
-		"ISTIO_META_WORKLOAD_NAME=" + p.Spec.workload(), "ISTIO_METAJSON_LABELS=" + string(labels),
+		"ISTIO_META_WORKLOAD_NAME=" + p.Spec.metricsName(), "ISTIO_METAJSON_LABELS=" + string(labels),
 		"WASM_MODULES_DIR=" + filepath.Join(p.Dir, "modules"), // a volume in a Pod
 		"PROXY_CONFIG=" + config,
 	}, more, p.mesh.o.AgentEnv, p.mesh.o.PodEnv[p.Spec.Key()]), nil

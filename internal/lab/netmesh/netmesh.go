@@ -95,6 +95,11 @@ func New(o Options) (*Mesh, error) {
 // there.
 func (m *Mesh) Host() *Pod { return m.host }
 
+// Contains reports whether an address is of the ranges that the Pods' are of.
+func (m *Mesh) Contains(ip netip.Addr) bool {
+	return m.opts.Subnet.Contains(ip) || m.opts.Subnet6.Contains(ip)
+}
+
 // Pods returns the Pods that were added and not closed, in order.
 func (m *Mesh) Pods() []*Pod {
 	m.mu.Lock()

@@ -199,6 +199,20 @@ func addAddr(link netlink.Link, a netip.Prefix) error {
 	return nil
 }
 
+// AddLoopback gives the loopback of the Pod an address, unless it is one of loopback, which it has.
+func (p *Pod) AddLoopback(ip netip.Addr) error {
+	if ip.IsLoopback() {
+		return nil
+	}
+	return p.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return fmt.Errorf("find loopback: %w", err)
+		}
+		return addAddr(lo, netip.PrefixFrom(ip, ip.BitLen()))
+	})
+}
+
 // sysctl sets a value in the calling thread's network namespace; key is a path below /proc/sys.
 func sysctl(key, value string) error {
 	if err := os.WriteFile("/proc/sys/"+key, []byte(value), 0o644); err != nil {

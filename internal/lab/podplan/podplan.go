@@ -19,7 +19,6 @@ import (
 	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
-	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/yamltree"
 )
 
@@ -570,12 +569,12 @@ func (m *maker) injected(w workload) bool {
 	return !t.Spec.HostNetwork && m.namespaces[w.meta.Namespace]["istio-injection"] != "disabled"
 }
 
-// tlsMode is the label by which others know that a Pod has a proxy.
-func tlsMode(labels map[string]string) map[string]string {
+// labelled returns labels with one more.
+func labelled(labels map[string]string, name, value string) map[string]string {
 	out := maps.Clone(labels)
 	if out == nil {
 		out = map[string]string{}
 	}
-	out[mesh.TLSModeLabel] = "istio"
+	out[name] = value
 	return out
 }

@@ -98,6 +98,9 @@ func TestPodsOfWorkloads(t *testing.T) {
 	if !web.Sidecar || web.Labels[mesh.TLSModeLabel] != "istio" || web.Workload != "web" || web.ServiceAccount != "default" {
 		t.Errorf("web-2: %+v", web)
 	}
+	if web.Labels[mesh.WorkloadNameLabel] != "web" || mesh.WorkloadName("web-2", web.Labels) != "web" {
+		t.Errorf("labels of web-2: %v: want its Deployment's name for pilot-discovery and metrics", web.Labels)
+	}
 	if c := web.Containers[0]; !slices.Equal(c.Env, []string{"A=b", "POD=web-2", "MODE=fast"}) || len(c.Ports) != 1 || c.Ports[0].HTTP {
 		t.Errorf("the container of web-2: %+v: a Service says that its port is TCP", c)
 	}

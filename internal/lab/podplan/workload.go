@@ -178,6 +178,9 @@ func (w workload) pods() []Pod {
 		}
 		if w.kind == "Pod" {
 			p.Workload = withoutNumber(p.Name)
+		} else if p.Labels[mesh.WorkloadNameLabel] == "" {
+			// No label that a controller gives says which Pods are of one workload.
+			p.Labels = labelled(p.Labels, mesh.WorkloadNameLabel, w.meta.Name)
 		}
 		p.Router = p.Template == gatewayTemplate
 		switch {
@@ -186,7 +189,7 @@ func (w workload) pods() []Pod {
 		case p.Router:
 		case w.injected:
 			p.Sidecar = true
-			p.Labels = tlsMode(p.Labels)
+			p.Labels = labelled(p.Labels, mesh.TLSModeLabel, "istio") // others know by it that the Pod has a proxy
 		}
 		for _, c := range w.template.Spec.Containers {
 			p.Containers = append(p.Containers, c.container())

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -52,6 +53,8 @@ type Options struct {
 	Confirm func(question string) (bool, error)
 	// Publish are the ports of Pods that are opened on this machine's loopback, beside those of gateways.
 	Publish []Publish
+	// Prometheus is the server that is asked for the rates on the page; nil for none.
+	Prometheus *url.URL
 	// RunDir is where running meshes are recorded.
 	RunDir string
 	// ProxyLogs prints the logs of agents and Envoys, too.
@@ -126,7 +129,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	s.out.line("starting pilot-discovery and %s", count(len(s.plan.Pods), "Pod"))
 	s.mesh, err = meshup.Start(ctx, meshup.Options{
 		Programs: o.Programs, ConfigDir: s.config, ConfigAt: o.Dir, WorkDir: work, Token: o.Token, Plan: s.plan, RunPods: s.programs, Subnet: podplan.DefaultPods,
-		ProxyConfig: "terminationDrainDuration: 1s", AgentEnv: []string{"ISTIO_META_DNS_CAPTURE=true"}, CaptureArgs: []string{"--redirect-dns"},
+		Prometheus: o.Prometheus, ProxyConfig: "terminationDrainDuration: 1s", AgentEnv: []string{"ISTIO_META_DNS_CAPTURE=true"}, CaptureArgs: []string{"--redirect-dns"},
 	})
 	if err != nil {
 		return errors.Join(err, interrupted(ctx))

@@ -1,4 +1,4 @@
-package model
+package mesh
 
 import "testing"
 
@@ -17,9 +17,10 @@ func TestWorkloadOfPod(t *testing.T) {
 		{"node-agent-x2x4z", map[string]string{"controller-revision-hash": "77"}, "node-agent"},
 		{"report-x2x4z", map[string]string{"job-name": "report"}, "report"},
 		{"report-29100000-x2x4z", map[string]string{"batch.kubernetes.io/job-name": "report-29100000"}, "report"},
+		{"web-v1-5f7c9d-x2x4z", map[string]string{"pod-template-hash": "5f7c9d", WorkloadNameLabel: "shop-web"}, "shop-web"},
 		{"x", map[string]string{"controller-revision-hash": "77"}, "x"},
 	} {
-		if got := workloadOf(tt.pod, tt.labels); got != tt.want {
+		if got := WorkloadName(tt.pod, tt.labels); got != tt.want {
 			t.Errorf("%s with %v: %q, want %q", tt.pod, tt.labels, got, tt.want)
 		}
 	}

@@ -1,13 +1,20 @@
-package model
+package mesh
 
 import (
 	"cmp"
 	"strings"
 )
 
-// workloadOf returns the name of what people made and a Pod belongs to, by the Pod's name and the labels that controllers give it:
-// of the Deployment or Rollout, StatefulSet, DaemonSet, Job or CronJob. Any other Pod has its own name.
-func workloadOf(pod string, labels map[string]string) string {
+// WorkloadNameLabel is the label by which people give the workload of a Pod another name.
+const WorkloadNameLabel = "service.istio.io/workload-name"
+
+// WorkloadName returns the name that metrics have for the workload of a Pod, by the Pod's name and labels: that of [WorkloadNameLabel], else the name of
+// what people made and the Pod belongs to, by the labels that controllers give it: of the Deployment or Rollout, StatefulSet, DaemonSet, Job or
+// CronJob. Any other Pod has its own name.
+func WorkloadName(pod string, labels map[string]string) string {
+	if name := labels[WorkloadNameLabel]; name != "" {
+		return name
+	}
 	for _, l := range []string{"pod-template-hash", "rollouts-pod-template-hash"} {
 		if hash := labels[l]; hash != "" {
 			if i := strings.LastIndex(pod, "-"+hash+"-"); i > 0 {

@@ -1,0 +1,83 @@
+package meshup
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+)
+
+// discoveryPorts are those of pilot-discovery, which the server that it asks cannot have as well where it is at the mesh's host.
+var discoveryPorts = []string{"8080", "15010", "15012", "15014", "15017"}
+
+// reach makes a server of this machine's network available to pilot-discovery, which has a network of its own, under the server's own name,
+// so that its certificate is checked as ever, and to nobody else in the mesh. A Service of the mesh is its first Pod, as for other clients without a
+// proxy. The forward ends with ctx.
+func (m *Mesh) reach(ctx context.Context, at *url.URL) error {
+	name := at.Hostname()
+	port := cmp.Or(at.Port(), map[string]string{"http": "80", "https": "443"}[at.Scheme])
+	if pod, ok := m.spec.hosts(PodSpec{}, Domain)[name]; ok {
+		return m.Net.Host().SetHosts(map[string]netip.Addr{name: pod})
+	}
+	ip, err := netip.ParseAddr(name)
+	switch {
+	case err == nil && m.Net.Contains(ip):
+		return nil
+	case err == nil:
+		if err := m.Net.Host().AddLoopback(ip); err != nil {
+			return err
+		}
+	case name == "localhost":
+		ip = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	default:
+		ip = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		if err := m.Net.Host().SetHosts(map[string]netip.Addr{name: ip}); err != nil {
+			return err
+		}
+	}
+	if slices.Contains(discoveryPorts, port) {
+		return fmt.Errorf("reach %s from pilot-discovery: port %s is pilot-discovery's own: want a server at another port", at, port)
+	}
+	l, err := m.Net.Host().Listen("tcp", net.JoinHostPort(ip.String(), port))
+	if err != nil {
+		return fmt.Errorf("reach %s from pilot-discovery: %w", at, err)
+	}
+	m.forwards.Go(func() { Forward(ctx, ownOnly{l}, machine{}, net.JoinHostPort(name, port)) })
+	return nil
+}
+
+// ownOnly is a listener for connections of its own host: from the address that they are for, or loopback. Pods, which have routes to the addresses of
+// the mesh's host, are not let through to this machine's network.
+type ownOnly struct{ net.Listener }
+
+func (l ownOnly) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		from, to := addrOf(c.RemoteAddr()), addrOf(c.LocalAddr())
+		if from == to || from.IsLoopback() {
+			return c, nil
+		}
+		_ = c.Close() // nobody waits for the answer
+	}
+}
+
+func addrOf(a net.Addr) netip.Addr {
+	if tcp, ok := a.(*net.TCPAddr); ok {
+		return tcp.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}
+
+// machine dials from this machine's network.
+type machine struct{}
+
+func (machine) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, network, addr)
+}
