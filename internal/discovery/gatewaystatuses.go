@@ -89,8 +89,8 @@ func (s *Server) gatewayProblems() (out []object.Problem) {
 func conditionsUnmet(s *object.GatewayStatus) (out []object.Problem) {
 	add := func(field string, list []object.GatewayCondition) {
 		for _, c := range list {
-			// What conflicts is not accepted either.
-			if !c.True && c.Type != "Conflicted" {
+			// What conflicts is not accepted either, and what is wrong with listeners is a condition of them.
+			if !c.True && c.Type != "Conflicted" && c.Reason != "ListenersNotResolved" {
 				out = append(out, object.Problem{Field: field, Text: fmt.Sprintf("not %s: %s: %s", c.Type, c.Reason, c.Message)})
 			}
 		}

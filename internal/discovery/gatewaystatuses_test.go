@@ -358,3 +358,54 @@ func rootPEM(t *testing.T) string {
 	}
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
+
+// What is wrong with the certificate that a Gateway presents to backends is a condition of it, and so is that its Pods present that of an older Gateway.
+func TestConditionsOfTheCertificateForBackends(t *testing.T) {
+	p := start(t)
+	judge := func() string {
+		p.server.loop.ask(p.server.loop.judgeSecrets)
+		return p.conditions("KubernetesGateway")
+	}
+	gateway := func(name, age, address, ref string) string {
+		return `---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: ` + name + `, namespace: shop, creationTimestamp: "2026-01-0` + age + `T00:00:00Z"}
+spec:
+  gatewayClassName: istio
+  addresses: [{type: Hostname, value: ` + address + `}]
+  tls: {backend: {clientCertificateRef: {` + ref + `}}}
+  listeners: [{name: http, port: 80, protocol: HTTP, hostname: ` + name + `.example.com}]
+`
+	}
+	objects := shop + gateway("absent", "1", "one", "name: absent") + gateway("kind", "1", "two", "kind: ConfigMap, name: a") + gateway("foreign", "1", "three", "name: a, namespace: vault") +
+		gateway("first", "1", "four", "name: a") + gateway("same", "2", "four", "name: a") + gateway("late", "3", "four.shop.svc.cluster.local", "name: b") + gateway("apart", "3", "five", "name: b")
+	p.emit(objects, true)
+	p.server.loop.ask(func() {
+		p.server.loop.secrets.Put("shop", "a", &credentials.Credential{Chain: []byte("chain"), Version: "1"})
+		p.server.loop.secrets.Put("shop", "b", &credentials.Credential{Chain: []byte("chain"), Version: "1"})
+	})
+	got := judge()
+	for _, want := range []string{
+		"absent spec: not ResolvedRefs: InvalidClientCertificateRef: Secret absent in namespace shop: there is no such Secret", "kind spec: not ResolvedRefs: InvalidClientCertificateRef: ConfigMap a of group",
+		"foreign spec: not ResolvedRefs: RefNotPermitted: no ReferenceGrant in namespace vault permits Secret a", "late spec: not ResolvedRefs: ClientCertificateConflict: the Pods of the Gateway present the client certificate of the older Gateway first",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("want %q among\n%s", want, got)
+		}
+	}
+	for _, other := range []string{"first spec: not ResolvedRefs", "same spec: not ResolvedRefs", "apart spec: not ResolvedRefs", "spec: not Accepted"} {
+		if strings.Contains(got, other) {
+			t.Errorf("%q among\n%s", other, got)
+		}
+	}
+	p.emit(objects+`---
+apiVersion: gateway.networking.k8s.io/v1
+kind: ReferenceGrant
+metadata: {name: a, namespace: vault}
+spec: {from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: shop}], to: [{group: "", kind: Secret}]}
+`, true)
+	if got := judge(); !strings.Contains(got, "foreign spec: not ResolvedRefs: InvalidClientCertificateRef: Secret a in namespace vault: there is no such Secret") {
+		t.Errorf("with a ReferenceGrant:\n%s", got)
+	}
+}

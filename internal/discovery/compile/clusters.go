@@ -184,7 +184,7 @@ func (c *Compiler) backendTLS(r *incr.Reader, s mesh.ScopeID, service *model.Ser
 	if t == nil {
 		return nil
 	}
-	return &cluster.BackendTLS{Closed: t.Why != "", ServerName: t.ServerName, DNS: t.DNS, URIs: t.URIs, CA: t.CA}
+	return &cluster.BackendTLS{Closed: t.Why != "", ServerName: t.ServerName, DNS: t.DNS, URIs: t.URIs, CA: t.CA, Certificate: c.model.ClientCertificate(r, s)}
 }
 
 // servicePortKey identifies a port of a service by the key of its row.

@@ -307,6 +307,21 @@ apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
 metadata: {name: far, namespace: other}
 spec: {parentRefs: [{name: subject, namespace: shop}], hostnames: [far.example.com], rules: [{filters: [{type: RequestRedirect, requestRedirect: {scheme: https}}]}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: secure, namespace: shop}
+spec: {clusterIP: 10.96.1.3, ports: [{name: https, port: 443}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: BackendTLSPolicy
+metadata: {name: secure, namespace: shop}
+spec: {targetRefs: [{group: "", kind: Service, name: secure}], validation: {hostname: secure.example.com, wellKnownCACertificates: System}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: secure, namespace: shop}
+spec: {parentRefs: [{name: subject}], hostnames: [secure.example.com], rules: [{backendRefs: [{name: secure, port: 443}]}]}
 `
 
 // gatewayFilters are all filters with all of their fields.

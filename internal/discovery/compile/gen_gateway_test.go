@@ -31,7 +31,7 @@ func (d *dice) gatewayAPI(kind object.Kind) any {
 			}}}
 		}
 		if d.oneIn(3) {
-			s.TLS = d.frontend()
+			s.TLS = d.gatewayTLS()
 		}
 		return s
 	case object.ListenerSet:
@@ -169,8 +169,17 @@ func (d *dice) httpRule() gatewayv1.HTTPRouteRule {
 	return r
 }
 
-// frontend says how the certificates of clients are verified, with ConfigMaps that may not exist.
-func (d *dice) frontend() *gatewayv1.GatewayTLSConfig {
+// gatewayTLS says how the certificates of clients are verified, with ConfigMaps that may not exist, or which one backends get.
+func (d *dice) gatewayTLS() *gatewayv1.GatewayTLSConfig {
+	out := &gatewayv1.GatewayTLSConfig{}
+	if d.oneIn(2) {
+		out.Backend = &gatewayv1.GatewayBackendTLS{ClientCertificateRef: &gatewayv1.SecretObjectReference{
+			Kind: pick(d, nil, nil, to(gatewayv1.Kind("ConfigMap"))), Name: gatewayv1.ObjectName(pick(d, names...)), Namespace: pick(d, nil, to(gatewayv1.Namespace(pick(d, spaces...)))),
+		}}
+		if d.oneIn(2) {
+			return out
+		}
+	}
 	one := func() (c gatewayv1.TLSConfig) {
 		if d.oneIn(4) {
 			return c
@@ -184,7 +193,8 @@ func (d *dice) frontend() *gatewayv1.GatewayTLSConfig {
 	if d.oneIn(2) {
 		f.PerPort = []gatewayv1.TLSPortConfig{{Port: pick[gatewayv1.PortNumber](d, 80, 443), TLS: one()}}
 	}
-	return &gatewayv1.GatewayTLSConfig{Frontend: f}
+	out.Frontend = f
+	return out
 }
 
 // backendTLSPolicy is valid three times of four. Its ConfigMaps may not exist.

@@ -54,8 +54,13 @@ func (c *check) kubernetesGateway(s *gatewayv1.GatewaySpec) {
 		c.namespacesFrom("spec.allowedListeners.namespaces", n.From, n.Selector)
 	}
 	if s.TLS != nil {
-		if s.TLS.Backend != nil {
-			c.warn("spec.tls.backend", "not applied: the Gateway has no certificate for its connections to backends")
+		if b := s.TLS.Backend; b != nil && b.ClientCertificateRef != nil {
+			switch ref, at := b.ClientCertificateRef, "spec.tls.backend.clientCertificateRef"; {
+			case given(ref.Group) != "" || ref.Kind != nil && *ref.Kind != "Secret":
+				c.warn(at, "not applied: a certificate of kind %.100q is none that is served: want a Secret (group \"\"). Until then requests to Services with a BackendTLSPolicy get 503", string(given(ref.Kind)))
+			case ref.Name == "" || strings.Contains(string(ref.Name), "/") || strings.Contains(string(given(ref.Namespace)), "/"):
+				c.fail(at, "invalid reference to a Secret: want its name, and its namespace if it is another one")
+			}
 		}
 		if f := s.TLS.Frontend; f != nil {
 			c.frontend("spec.tls.frontend", s, f)

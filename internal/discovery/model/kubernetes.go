@@ -102,13 +102,18 @@ func isSecret(ref gatewayv1.SecretObjectReference) bool {
 	return value(ref.Group) == "" && (ref.Kind == nil || *ref.Kind == "Secret")
 }
 
-// CertificateReferences returns the Secrets that the listeners of Gateways of the Gateway API, and of their ListenerSets, name and may use:
+// CertificateReferences returns the Secrets that Gateways of the Gateway API, their listeners and those of their ListenerSets name and may use:
 // those of the object's namespace, and those that a ReferenceGrant in the Secret's permits. [control-plane 1.11.7]
 func (m *Model) CertificateReferences(r *incr.Reader) map[credentials.Reference]bool {
 	out := map[credentials.Reference]bool{}
 	for _, g := range incr.In(r, m.tables.kubernetes, all) {
 		if !m.OurClass(r, string(g.Spec.GatewayClassName)) {
 			continue
+		}
+		if ref := g.clientCertificate(); ref != nil {
+			if of, _, why := m.clientSecret(r, g, ref); why == "" {
+				out[of] = true
+			}
 		}
 		for _, l := range m.listenersOf(r, g) {
 			for _, ref := range l.listener.certificates {

@@ -16,7 +16,7 @@ import (
 
 // Features are the names of the Gateway API's features that are supported, sorted. [control-plane 1.11.9]
 var Features = []string{
-	"BackendTLSPolicy", "BackendTLSPolicySANValidation", "GRPCRoute", "GRPCRouteNamedRouteRule", "Gateway", "GatewayAddressEmpty", "GatewayFrontendClientCertificateValidation", "GatewayHTTPListenerIsolation", "GatewayInfrastructure",
+	"BackendTLSPolicy", "BackendTLSPolicySANValidation", "GRPCRoute", "GRPCRouteNamedRouteRule", "Gateway", "GatewayAddressEmpty", "GatewayBackendClientCertificate", "GatewayFrontendClientCertificateValidation", "GatewayHTTPListenerIsolation", "GatewayInfrastructure",
 	"GatewayPort8080", "HTTPRoute", "HTTPRoute303RedirectStatusCode", "HTTPRoute307RedirectStatusCode", "HTTPRoute308RedirectStatusCode", "HTTPRouteBackendProtocolH2C",
 	"HTTPRouteBackendProtocolWebSocket", "HTTPRouteBackendRequestHeaderModification", "HTTPRouteBackendTimeout", "HTTPRouteCORS", "HTTPRouteDestinationPortMatching", "HTTPRouteHostRewrite",
 	"HTTPRouteMethodMatching", "HTTPRouteNamedRouteRule", "HTTPRouteParentRefPort", "HTTPRoutePathRedirect", "HTTPRoutePathRewrite", "HTTPRoutePortRedirect", "HTTPRouteQueryParamMatching",
@@ -91,6 +91,9 @@ func (m *Model) gatewayStatus(r *incr.Reader, g *KubernetesGateway) *object.Gate
 		accepted = object.GatewayCondition{Type: "Accepted", Reason: "InvalidParameters", Message: err.Error()}
 	}
 	out.Conditions = []object.GatewayCondition{accepted}
+	if resolved, has := m.referencesResolved(r, g, out.Listeners); has {
+		out.Conditions = append(out.Conditions, resolved)
+	}
 	if fallsBack(g.Spec.TLS) {
 		out.Conditions = append(out.Conditions, object.GatewayCondition{
 			Type: "InsecureFrontendValidationMode", True: true, Reason: "ConfigurationChanged", Message: "clients without a certificate are let in",

@@ -76,6 +76,19 @@ func decideGateway(o *Observation) *object.GatewayStatus {
 	return &out
 }
 
+// optionalConditions are the types of those that only Gateways with some fields have.
+var optionalConditions = []string{"ResolvedRefs", "InsecureFrontendValidationMode"}
+
+// withoutObsolete returns the conditions of a Gateway without those that it had because of fields that it has no more, and whether there are any.
+func withoutObsolete(stored any, want []object.GatewayCondition) (kept []any, fewer bool) {
+	before, _ := stored.([]any)
+	kept = slices.DeleteFunc(slices.Clone(before), func(x any) bool {
+		kind := text(x, "type")
+		return slices.Contains(optionalConditions, kind) && !slices.ContainsFunc(want, func(c object.GatewayCondition) bool { return c.Type == kind })
+	})
+	return kept, len(kept) < len(before)
+}
+
 func isTrue(list []object.GatewayCondition, kind string) bool {
 	return slices.ContainsFunc(list, func(c object.GatewayCondition) bool { return c.Type == kind && c.True })
 }
@@ -130,6 +143,10 @@ func mergeGateway(out map[string]any, want Status, now time.Time) (map[string]an
 	}
 	switch g.Kind {
 	case object.KubernetesGateway:
+		if kept, fewer := withoutObsolete(out[fieldConditions], g.Conditions); fewer {
+			out[fieldConditions] = kept
+			raise(VersionChange)
+		}
 		stored, _ := out[fieldAddresses].([]any)
 		if !slices.EqualFunc(stored, g.Addresses, func(x any, a object.GatewayAddress) bool {
 			return text(x, "type") == a.Type && text(x, "value") == a.Value

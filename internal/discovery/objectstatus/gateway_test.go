@@ -97,6 +97,33 @@ func TestStatusOfAKubernetesGateway(t *testing.T) {
 	}
 }
 
+// A condition that a Gateway has because of a field goes with the field; those that others have written stay.
+func TestConditionsOfFieldsThatAGatewayHasNoMoreAreRemoved(t *testing.T) {
+	decide := func(conditions ...object.GatewayCondition) objectstatus.Status {
+		g := &object.GatewayStatus{Kind: object.KubernetesGateway, Conditions: append([]object.GatewayCondition{{Type: "Accepted", True: true, Reason: "Accepted"}}, conditions...)}
+		want, ok := objectstatus.Decide(3, &objectstatus.Observation{Generation: 3, GatewayAPI: true, Gateway: g, Counts: objectstatus.Counts{Proxies: 1}}, 0)
+		if !ok {
+			t.Fatal("nothing is said")
+		}
+		return want
+	}
+	with, without := decide(
+		object.GatewayCondition{Type: "ResolvedRefs", Reason: "RefNotPermitted"}, object.GatewayCondition{Type: "InsecureFrontendValidationMode", True: true, Reason: "ConfigurationChanged"},
+	), decide()
+	merged, _ := objectstatus.Merge(map[string]any{"conditions": []any{map[string]any{"type": "Other", "status": "True", "reason": "Other"}}}, with, now)
+	const others = "Other=True/Other Accepted=True/Accepted"
+	if got, want := conditionsOf(t, merged), others+" ResolvedRefs=False/RefNotPermitted InsecureFrontendValidationMode=True/ConfigurationChanged Programmed=True/Programmed"; got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+	merged, change := objectstatus.Merge(merged, without, now)
+	if got, want := conditionsOf(t, merged), others+" Programmed=True/Programmed"; got != want || change != objectstatus.VersionChange {
+		t.Errorf("%s\nwant %s (%v)", got, want, change)
+	}
+	if _, change := objectstatus.Merge(merged, without, now); change != objectstatus.Unchanged {
+		t.Errorf("written again (%v)", change)
+	}
+}
+
 // A ListenerSet is programmed as its Gateway is, with the reason for which it is not accepted; a Gateway has the number of those that are.
 func TestStatusOfAListenerSet(t *testing.T) {
 	yes := func(kind string) object.GatewayCondition {

@@ -127,6 +127,8 @@ type BackendTLS struct {
 	DNS, URIs  []string
 	// CA are the certificates that it is verified with, in PEM; empty for those of the system.
 	CA string
+	// Certificate is the name of the secret with the certificate of the client; empty for none.
+	Certificate string
 }
 
 const (

@@ -166,6 +166,9 @@ func backendContext(in Input, o *options) *tlsv3.UpstreamTlsContext {
 	if o.version == http2 {
 		common.AlpnProtocols = []string{alpnH2}
 	}
+	if in.TLS.Certificate != "" {
+		common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{Secret(in.TLS.Certificate, in.Caps)}
+	}
 	v := &tlsv3.CertificateValidationContext{}
 	add := func(kind tlsv3.SubjectAltNameMatcher_SanType, names []string) {
 		for _, n := range names {
