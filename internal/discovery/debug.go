@@ -541,6 +541,9 @@ func (s *Server) problemEntries() (out []objectEntry, keys []object.Key) {
 	for _, text := range snap.saved {
 		out = append(out, objectEntry{Origin: s.loop.kept.path, Severity: object.Warning.String(), Text: text})
 	}
+	if text := uncaptured(s.xds.Connections()); text != "" {
+		out = append(out, objectEntry{Severity: object.Warning.String(), Text: text})
+	}
 	var all []object.Problem
 	for _, p := range snap.problems {
 		all = append(all, p.Problem)

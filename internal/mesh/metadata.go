@@ -7,8 +7,13 @@ import (
 	"strings"
 )
 
-// InterceptionTPROXY is the value of INTERCEPTION_MODE with which inbound connections keep the addresses of their clients.
-const InterceptionTPROXY = "TPROXY"
+// Values of INTERCEPTION_MODE. [control-plane 1.5.16]
+const (
+	// InterceptionTPROXY is the one with which inbound connections keep the addresses of their clients.
+	InterceptionTPROXY = "TPROXY"
+	// InterceptionNone is the one with which nothing is captured.
+	InterceptionNone = "NONE"
+)
 
 // Metadata has the keys of a node's metadata that the control plane uses. [control-plane 1.5.6–1.5.8]
 type Metadata struct {
@@ -18,7 +23,7 @@ type Metadata struct {
 	IstioVersion string
 	Labels       map[string]string
 	InstanceIPs  []netip.Addr
-	// Interception is REDIRECT, InterceptionTPROXY or NONE, in upper case; empty means REDIRECT. Other
+	// Interception is REDIRECT, InterceptionTPROXY or InterceptionNone, in upper case; empty means REDIRECT. Other
 	// values are not rejected here.
 	Interception string
 	// Generator is empty for Envoy, else the name of the generator that the client asks for

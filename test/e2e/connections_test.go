@@ -63,7 +63,9 @@ metadata: {name: data, namespace: pipes}
 spec:
   hosts: [data]
   tcp:
-  - match: [{sourceLabels: {app: blue}, port: 5000}]
+  - match: [{sourceLabels: {app: blue}, destinationSubnets: [10.98.0.0/16]}]
+    route: [{destination: {host: nosuch.example.com, port: {number: 5000}}}]
+  - match: [{sourceLabels: {app: blue}, port: 5000, destinationSubnets: [10.96.40.0/24]}]
     route: [{destination: {host: data}, weight: 0}, {destination: {host: copy, port: {number: 5000}}, weight: 100}]
 ---
 apiVersion: networking.istio.io/v1
@@ -72,12 +74,14 @@ metadata: {name: one, namespace: pipes}
 spec:
   hosts: [one.example.com]
   tls:
-  - match: [{sniHosts: [one.example.com], port: 8443}]
+  - match: [{sniHosts: [one.example.com], port: 8443, destinationSubnets: [10.98.0.0/16]}]
+    route: [{destination: {host: nosuch.example.com, port: {number: 8443}}}]
+  - match: [{sniHosts: [one.example.com], port: 8443, destinationSubnets: [10.99.0.14]}]
     route: [{destination: {host: copy, port: {number: 8443}}}]
 `
 
-// TestConnectionsAreRouted makes connections of TCP and TLS with and without routes of VirtualServices: by the client's labels, and
-// by the server's name. Routes are added and removed while the mesh runs.
+// TestConnectionsAreRouted makes connections of TCP and TLS with and without routes of VirtualServices: by the client's labels,
+// by the server's name, and by the destination's address. Routes are added and removed while the mesh runs.
 func TestConnectionsAreRouted(t *testing.T) {
 	m, config := start(t, "connections")
 	ca := newAuthority(t)

@@ -25,7 +25,8 @@ type CRDs struct{ module, pattern string }
 var (
 	Istio                  = CRDs{"istio.io/api", "kubernetes/customresourcedefinitions.gen.yaml"}
 	GatewayAPI             = CRDs{gatewayModule, "config/crd/standard/*.yaml"}
-	GatewayAPIExperimental = CRDs{gatewayModule, "config/crd/experimental/gateway*.yaml"} // instead of GatewayAPI
+	GatewayAPIEarlier      = CRDs{gatewayModule, "config/crd/standard/gateway.networking.k8s.io_[bghr]*.yaml"} // without the kinds that came last: ListenerSet and those of routes of TCP, TLS and UDP
+	GatewayAPIExperimental = CRDs{gatewayModule, "config/crd/experimental/gateway*.yaml"}                      // instead of GatewayAPI
 )
 
 const gatewayModule = "sigs.k8s.io/gateway-api"

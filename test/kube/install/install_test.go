@@ -62,11 +62,12 @@ func TestChartRunsOnANode(t *testing.T) {
 	})
 }
 
-// A Gateway of the Gateway API gets Pods and a Service that serve it; what somebody changes is restored, what belongs to others is not
-// touched, and all goes with the Gateway.
+// A Gateway of the Gateway API gets Pods and a Service that serve it, also where the definitions of ListenerSets and UDPRoutes do not exist,
+// which the chart's roles name; what somebody changes is restored, what belongs to others is not touched, ListenerSets are read once they
+// are defined, and all goes with the Gateway.
 func TestGatewayOfTheGatewayAPIIsDeployed(t *testing.T) {
 	c := shared.Start(t)
-	c.InstallCRDs(t, kubetest.GatewayAPI)
+	c.InstallCRDs(t, kubetest.GatewayAPIEarlier)
 	namespace := c.Namespace(t, nil)
 	apps, core := c.Client.AppsV1().Deployments(namespace), c.Client.CoreV1()
 	c.Apply(t, namespace, `
@@ -90,6 +91,7 @@ kind: Gateway
 metadata: {name: edge, annotations: {networking.istio.io/service-type: ClusterIP}}
 spec:
   gatewayClassName: istio
+  allowedListeners: {namespaces: {from: Same}}
   infrastructure: {labels: {team: shop}, annotations: {networking.istio.io/service-type: ClusterIP}, parametersRef: {group: "", kind: ConfigMap, name: edge}}
   listeners: [{name: http, port: 80, protocol: HTTP}]
 `)
@@ -127,6 +129,24 @@ spec:
 			_, err = core.Services(namespace).Get(t.Context(), "edge-istio", metav1.GetOptions{})
 		}
 		return err
+	})
+	c.InstallCRDs(t, kubetest.GatewayAPI)
+	c.Apply(t, namespace, `
+apiVersion: gateway.networking.k8s.io/v1
+kind: ListenerSet
+metadata: {name: more}
+spec: {parentRef: {name: edge}, listeners: [{name: more, port: 8080, protocol: HTTP}]}
+`)
+	sets := c.Dynamic.Resource(schema.GroupVersionResource{Group: gatewayv1.GroupName, Version: "v1", Resource: "listenersets"}).Namespace(namespace)
+	until(t, "a ListenerSet is accepted after its kind is defined", func() error {
+		s, err := sets.Get(t.Context(), "more", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if text := fmt.Sprint(s.Object["status"]); !strings.Contains(text, "reason:Accepted") {
+			return fmt.Errorf("its status is %s", text)
+		}
+		return nil
 	})
 	taken, err := core.Services(namespace).Get(t.Context(), "taken-istio", metav1.GetOptions{})
 	if err != nil || len(taken.OwnerReferences) > 0 || len(taken.Labels) > 0 {
