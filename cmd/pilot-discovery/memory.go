@@ -17,7 +17,7 @@ import (
 const (
 	steadyGC = 50
 	leastGC  = 20
-	headroom = 30 << 20 // bytes
+	headroom = 26 << 20 // bytes
 )
 
 // unmapEvery is how often at most the program's pages are unmapped. While proxies connect, a collection leaves 15 MB of

@@ -17,11 +17,11 @@ func TestCollectionsAreMoreFrequentWhileMemoryGrows(t *testing.T) {
 		want int
 	}{
 		{10 * mb, steadyGC}, {30 * mb, steadyGC}, // too little to save any of
-		{75 * mb, 40},
-		{75 * mb, 40}, // one without growth means little
-		{120 * mb, 25},
-		{120 * mb, 25}, {121 * mb, 25}, {119 * mb, steadyGC},
-		{120 * mb, steadyGC}, // by less than what counts
+		{65 * mb, 40},
+		{65 * mb, 40}, // one without growth means little
+		{104 * mb, 25},
+		{104 * mb, 25}, {105 * mb, 25}, {103 * mb, steadyGC},
+		{104 * mb, steadyGC}, // by less than what counts
 		{200 * mb, leastGC},
 		{30 * mb, leastGC}, {30 * mb, leastGC}, {30 * mb, steadyGC}, {20 * mb, steadyGC},
 		{25 * mb, steadyGC}, {150 * mb, leastGC},
