@@ -1,7 +1,9 @@
 package discovery
 
 import (
+	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -30,6 +32,25 @@ func TestProblemsAreAtTheLinesOfTheirFields(t *testing.T) {
 	}
 	l.write("a.yaml", "# first\n# second\n---\n"+route)
 	wait.Until(t, "the line has moved", func() bool { return strings.Contains(page(), "a.yaml:14") })
+}
+
+// The log has the lines that the page has, when a problem comes up and when it is gone.
+func TestTheLogHasTheLinesOfFields(t *testing.T) {
+	var log wait.Output
+	const route = "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata:\n  name: v\n  namespace: shop\nspec:\n  hosts: [v]\n  exportTo: ['?']\n"
+	l := newLife(t, map[string]string{"a.yaml": route})
+	l.adjust = func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) }
+	l.start()
+	defer l.stop()
+	at := filepath.Join(l.config, "a.yaml") + ":8: VirtualService shop/v: spec.exportTo"
+	told := func(message string) func() bool {
+		return func() bool {
+			return slices.ContainsFunc(strings.Split(log.String(), "\n"), func(line string) bool { return strings.Contains(line, message) && strings.Contains(line, at) })
+		}
+	}
+	wait.Until(t, "the log has the line of the field", told("configuration is not applied"))
+	l.write("a.yaml", "# nothing is wrong\n"+strings.Replace(route, "'?'", "'.'", 1))
+	wait.Until(t, "the log says that it is gone, with the same line", told("configuration problem is gone"))
 }
 
 // A file that has another object at the line, as while it cannot be read, says nothing about it.

@@ -50,7 +50,10 @@ type loop struct {
 	// bootstraps are those of the agents that ask for them.
 	bootstraps *bootstraps
 	problems   *problems
-	secrets    *store.Store // nil if none are stored
+	// fields finds the lines of the fields of problems; logged is how the problems are in the log that have other lines there, by their texts.
+	fields  fieldLines
+	logged  map[string]string
+	secrets *store.Store // nil if none are stored
 	// references are the Secrets that Gateways of the Gateway API may use; referring is set if they may have changed.
 	references *incr.Rule[struct{}, map[credentials.Reference]bool]
 	referring  bool
@@ -130,7 +133,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 	g := incr.New()
 	m := model.New(g, domain)
 	l := &loop{
-		log: log, graph: g, model: m, store: config.NewStore(), kept: kept,
+		logged: map[string]string{}, log: log, graph: g, model: m, store: config.NewStore(), kept: kept,
 		watchdog: newWatchdog(settings.DefaultWatchdog, log),
 		gate:     gate{lenience: lenience, remembered: len(kept.remembered(false)), since: kept.before.Written},
 		views:    newPublisher(g, m, compile.New(g, m, o)), applied: newChangeLog(), timeline: &timeline{},
@@ -417,11 +420,20 @@ func (l *loop) applySecret(c object.Change) {
 	l.secrets.Put(c.Key.Namespace, c.Key.Name, credential)
 }
 
+// maxPlaced bounds the problems of one commit whose fields are looked for: the files are read for it.
+const maxPlaced = 100
+
 // logProblems logs each problem once when it comes up and once when it is gone.
 func (l *loop) logProblems(u problemUpdate) {
 	places := l.placesInForce()
-	for _, v := range u.raised {
+	// At the lines that the page of problems has: those of their fields.
+	placed := slices.Clone(u.raised)
+	l.fields.place(placed[:min(len(placed), maxPlaced)])
+	for i, v := range placed {
 		text := v.Error()
+		if unplaced := u.raised[i].Error(); unplaced != text {
+			l.logged[unplaced] = text
+		}
 		switch v.Severity {
 		case object.Error:
 			l.log.Error("configuration is not applied; "+l.meanwhile(v, places), "problem", text)
@@ -432,6 +444,10 @@ func (l *loop) logProblems(u problemUpdate) {
 		}
 	}
 	for _, text := range u.cleared {
+		if as, ok := l.logged[text]; ok {
+			delete(l.logged, text)
+			text = as
+		}
 		l.log.Info("configuration problem is gone", "problem", text)
 	}
 	l.logRestored()

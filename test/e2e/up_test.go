@@ -322,7 +322,7 @@ spec:
 `), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	told("the invalid name of a Pod", "note: "+pods+":1: Pod hello/../../../escaped: metadata.name: invalid name")
+	told("the invalid name of a Pod", "note: "+pods+":3: Pod hello/../../../escaped: metadata.name: invalid name")
 	told("the invalid name of a container", "note: "+pods+":6: Pod hello/fine: invalid name of a container \"../../../escaped\"")
 	told("that volumes are not mounted", "note: "+pods+":6: Pod hello/fine: volumes are not mounted")
 	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "*escaped*")); len(left) > 0 || strings.Contains(s.output(), "started ../") {

@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
@@ -330,6 +331,31 @@ type source struct {
 	line int
 	kind string
 	meta meta
+	// tree is the object.
+	tree *yamltree.Tree
+}
+
+// lineOf is the line of the field that a text begins with, as in "spec.replicas: want …", as far as the object has it.
+func (s source) lineOf(text string) int {
+	path, _, _ := strings.Cut(text, ": ")
+	at, line := s.tree, s.line
+	for key := range strings.FieldsFuncSeq(path, func(r rune) bool { return r == '.' || r == '[' || r == ']' }) {
+		var next *yamltree.Tree
+		if at != nil {
+			for _, e := range at.Entries {
+				if e.Key == key {
+					next, line = e.Value, e.Line
+				}
+			}
+			if i, err := strconv.Atoi(key); err == nil && i < len(at.Items) {
+				next, line = at.Items[i], at.Items[i].Line
+			}
+		}
+		if at = next; at == nil {
+			break
+		}
+	}
+	return line
 }
 
 func (s source) object() string {
@@ -337,12 +363,13 @@ func (s source) object() string {
 }
 
 func (m *maker) note(s source, format string, args ...any) {
-	m.plan.Notes = append(m.plan.Notes, Note{File: s.file, Line: s.line, Object: s.object(), Text: fmt.Sprintf(format, args...)})
+	text := fmt.Sprintf(format, args...)
+	m.plan.Notes = append(m.plan.Notes, Note{File: s.file, Line: s.lineOf(text), Object: s.object(), Text: text})
 }
 
 // readOne reads one object; d is nil if it cannot be replaced in place: in lists and in JSON.
 func (m *maker) readOne(file string, line int, t *yamltree.Tree, d *document) {
-	s := source{file: file, line: line, kind: t.Get("kind").Str()}
+	s := source{file: file, line: line, kind: t.Get("kind").Str(), tree: t}
 	text := t.JSON()
 	var head struct {
 		APIVersion string `json:"apiVersion"`
@@ -363,7 +390,7 @@ func (m *maker) readOne(file string, line int, t *yamltree.Tree, d *document) {
 	}
 	if err != nil {
 		m.unread[file] = true
-		m.plan.Notes = append(m.plan.Notes, Note{File: s.file, Line: s.line, Object: s.object(), Text: err.Error(), Problem: true})
+		m.plan.Notes = append(m.plan.Notes, Note{File: s.file, Line: s.lineOf(err.Error()), Object: s.object(), Text: err.Error(), Problem: true})
 	}
 }
 
@@ -384,7 +411,11 @@ func (m *maker) object(s source, apiVersion string, text []byte, d *document) er
 		if field, fault := decode.WorkloadFault(apiVersion, s.kind); fault != "" && s.kind != "Pod" {
 			m.note(s, "%s: %s A cluster refuses it", field, fault)
 		}
-		return m.readWorkload(s, text, d)
+		err := m.readWorkload(s, text, d)
+		if apiVersion == "" && d != nil && d.dropped { // else pilot-discovery tells
+			m.note(s, "apiVersion: missing: want %s; a cluster refuses it", versionOf(s.kind))
+		}
+		return err
 	case "CronJob":
 		m.note(s, "it is not run: want a Job")
 	case "Gateway":
@@ -393,6 +424,17 @@ func (m *maker) object(s source, apiVersion string, text []byte, d *document) er
 		return m.readListenerSet(s, group, text)
 	}
 	return nil
+}
+
+// versionOf is the apiVersion of a kind that Pods are made of.
+func versionOf(kind string) string {
+	switch kind {
+	case "Pod":
+		return "v1"
+	case "Job":
+		return "batch/v1"
+	}
+	return "apps/v1"
 }
 
 // fieldError names the field of a JSON error.
@@ -423,11 +465,11 @@ func (m *maker) makePods() error {
 			if fault := p.badName(); fault != "" {
 				// Folders and logs are named after them.
 				m.unread[w.file] = true
-				m.plan.Notes = append(m.plan.Notes, Note{File: w.file, Line: w.line, Object: w.object(), Text: fault + ": it is not run", Problem: true})
+				m.plan.Notes = append(m.plan.Notes, Note{File: w.file, Line: w.lineOf(fault), Object: w.object(), Text: fault + ": it is not run", Problem: true})
 				break
 			}
 			if m.seen[key] {
-				m.note(w.source, "there is a Pod %s/%s already: it is not run again", p.Namespace, p.Name)
+				m.note(w.source, "there is a Pod %s/%s already%s: it is not run again", p.Namespace, p.Name, m.placeOf(p))
 				continue
 			}
 			m.seen[key] = true
@@ -449,6 +491,15 @@ func (m *maker) makePods() error {
 	}
 	m.keepUnread()
 	return nil
+}
+
+// placeOf says where the Pod is that has the name of another one.
+func (m *maker) placeOf(p Pod) string {
+	i := slices.IndexFunc(m.plan.Pods, func(had Pod) bool { return had.Key() == p.Key() })
+	if i < 0 || m.plan.Pods[i].File == "" {
+		return ""
+	}
+	return fmt.Sprintf(", of line %d of %s", m.plan.Pods[i].Line, m.plan.Pods[i].File)
 }
 
 // keepUnread keeps the Pods of files that cannot be read, as pilot-discovery keeps their objects.

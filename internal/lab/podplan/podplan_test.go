@@ -212,24 +212,27 @@ spec: {template: {metadata: {labels: {istio: ingressgateway}, annotations: {inje
 
 func TestMistakesAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
-		"kind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: c}]}\nstatus: {podIP: x}": `f.yaml:1: Pod default/a: status.podIP: ParseAddr("x"): unable to parse IP`,
+		"kind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: c}]}\nstatus: {podIP: x}": `f.yaml:4: Pod default/a: status.podIP: ParseAddr("x"): unable to parse IP`,
 		"kind: Pod\nmetadata: {name: a}":                                                                                          "f.yaml:1: Pod default/a: spec: no containers",
-		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: 1000}":                                                           "f.yaml:1: Deployment default/a: spec.replicas: 1000 Pods, want at most 50 on one machine",
-		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: x}":                                                              "f.yaml:1: Deployment default/a: spec.replicas: string, want a value of type int",
+		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: 1000}":                                                           "f.yaml:3: Deployment default/a: spec.replicas: 1000 Pods, want 0–50 on one machine",
+		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: x}":                                                              "f.yaml:3: Deployment default/a: spec.replicas: string, want a value of type int",
 		"apiVersion: v1\nkind: Deployment\nmetadata: {name: a}\nspec: {replicas: 0, template: {spec: {containers: [{name: c}]}}}": `f.yaml:1: Deployment default/a: apiVersion: "v1" has no kind Deployment; did you mean apps/v1? A cluster refuses it`,
-		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: 0, selector: {matchLabels: {app: b}}, template: {metadata: {labels: {app: a}}, spec: {containers: [{name: c}]}}}": "f.yaml:1: Deployment default/a: spec.selector.matchLabels: the Pods of spec.template do not have the label app: b: a cluster refuses it",
+		"kind: Deployment\nmetadata: {name: a}\nspec: {replicas: 0, selector: {matchLabels: {app: b}}, template: {metadata: {labels: {app: a}}, spec: {containers: [{name: c}]}}}": "f.yaml:3: Deployment default/a: spec.selector.matchLabels: the Pods of spec.template do not have the label app: b: a cluster refuses it",
 		"kind: CronJob\nmetadata: {name: a}": "f.yaml:1: CronJob default/a: it is not run: want a Job",
 		"kind: [":                            "f.yaml:1: the YAML does not parse: ",
-		"kind: Pod\nmetadata: {name: ../../x}\nspec: {containers: [{name: c}]}":                           `f.yaml:1: Pod default/../../x: metadata.name: invalid name "../../x": want lower-case letters`,
-		"kind: Pod\nmetadata: {name: a, namespace: ../b}\nspec: {containers: [{name: c}]}":                `f.yaml:1: Pod ../b/a: metadata.namespace: invalid namespace "../b": want`,
+		"kind: Pod\nmetadata: {name: ../../x}\nspec: {containers: [{name: c}]}":                           `f.yaml:2: Pod default/../../x: metadata.name: invalid name "../../x": want lower-case letters`,
+		"kind: Pod\nmetadata: {name: a, namespace: ../b}\nspec: {containers: [{name: c}]}":                `f.yaml:2: Pod ../b/a: metadata.namespace: invalid namespace "../b": want`,
 		"kind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: /etc/c}]}":                            `f.yaml:1: Pod default/a: invalid name of a container "/etc/c": want`,
 		"kind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: c}, {name: c}]}":                      `f.yaml:1: Pod default/a: two containers have the name "c": want different ones: it is not run`,
 		"kind: Pod\nmetadata: {name: a}\nspec: {containers: [{image: c}]}":                                `f.yaml:1: Pod default/a: invalid name of a container "": want`,
 		"kind: Pod\nmetadata: {name: a}\nspec: {serviceAccountName: ../c, containers: [{name: c}]}":       `f.yaml:1: Pod default/a: serviceAccountName: invalid name "../c": want`,
-		"kind: Deployment\nmetadata: {name: a/../b}\nspec: {template: {spec: {containers: [{name: c}]}}}": `f.yaml:1: Deployment default/a/../b: metadata.name: invalid name "a/../b-1": want`,
-		"kind: Pod\nmetadata: {name: \"a\\nb\"}\nspec: {containers: [{name: c}]}":                         "f.yaml:1: Pod default/a\nb: metadata.name: invalid name \"a\\nb\": want",
-		"kind: Pod\nmetadata: {name: a..b}\nspec: {containers: [{name: c}]}":                              `f.yaml:1: Pod default/a..b: metadata.name: invalid name "a..b": want`,
+		"kind: Deployment\nmetadata: {name: a/../b}\nspec: {template: {spec: {containers: [{name: c}]}}}": `f.yaml:2: Deployment default/a/../b: metadata.name: invalid name "a/../b-1": want`,
+		"kind: Pod\nmetadata: {name: \"a\\nb\"}\nspec: {containers: [{name: c}]}":                         "f.yaml:2: Pod default/a\nb: metadata.name: invalid name \"a\\nb\": want",
+		"kind: Pod\nmetadata: {name: a..b}\nspec: {containers: [{name: c}]}":                              `f.yaml:2: Pod default/a..b: metadata.name: invalid name "a..b": want`,
 	} {
+		if version := map[bool]string{true: "v1", false: "apps/v1"}[strings.HasPrefix(text, "kind: Pod")]; !strings.HasPrefix(text, "apiVersion") && text != "kind: [" {
+			text += "\napiVersion: " + version
+		}
 		p := plan(t, nil, file("f.yaml", text))
 		if len(p.Notes) != 1 || !strings.HasPrefix(p.Notes[0].String(), want) {
 			t.Errorf("%s\n got %v\nwant %s", text, p.Notes, want)
@@ -237,6 +240,25 @@ func TestMistakesAreNamed(t *testing.T) {
 		if len(p.Pods) > 0 {
 			t.Errorf("%s: %+v is run", text, p.Pods)
 		}
+	}
+}
+
+// What pilot-discovery does not read of a directory has the line of its field: what is missing, and what is there twice.
+func TestNotesAreAtTheLinesOfTheirFields(t *testing.T) {
+	const pod = "metadata:\n  name: twin\nspec:\n  containers: [{name: c}]\n"
+	p := plan(t, nil, file("f.yaml", "kind: Pod\n"+pod+"---\napiVersion: v1\nkind: Pod\n"+pod+"---\napiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: less\nspec:\n  replicas: -1\n  template: {spec: {containers: [{name: c}]}}\n"))
+	var got []string
+	for _, n := range p.Notes {
+		got = append(got, n.String())
+	}
+	slices.Sort(got)
+	want := []string{
+		"f.yaml:19: Deployment default/less: spec.replicas: -1 Pods, want 0–50 on one machine",
+		"f.yaml:1: Pod default/twin: apiVersion: missing: want v1; a cluster refuses it",
+		"f.yaml:7: Pod default/twin: there is a Pod default/twin already, of line 1 of f.yaml: it is not run again",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("notes\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 

@@ -132,7 +132,7 @@ func (m *maker) readWorkload(s source, text []byte, d *document) error {
 			}
 		}
 		if w.replicas < 0 || w.replicas > maxReplicas {
-			return fmt.Errorf("spec.replicas: %d Pods, want at most %d on one machine", w.replicas, maxReplicas)
+			return fmt.Errorf("spec.replicas: %d Pods, want 0–%d on one machine", w.replicas, maxReplicas)
 		}
 	}
 	if len(w.template.Spec.Containers) == 0 && !w.written {
