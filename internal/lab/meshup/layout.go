@@ -110,7 +110,7 @@ func layoutOf(plan *podplan.Plan, programs func(podplan.Pod) []Program) layout {
 // hosts are the host names of a Pod. With a sidecar, the address of a name is the virtual address of the
 // Service, which the sidecar captures. Without one it is the first Pod of the Service, as with the load
 // balancer of a node.
-func (l *layout) hosts(p PodSpec, domain string) map[string]netip.Addr {
+func (l *layout) hosts(p PodSpec) map[string]netip.Addr {
 	out := map[string]netip.Addr{}
 	for _, s := range l.services {
 		ip := s.ClusterIP
@@ -121,7 +121,7 @@ func (l *layout) hosts(p PodSpec, domain string) map[string]netip.Addr {
 			continue
 		}
 		full := s.Name + "." + s.Namespace
-		for _, name := range []string{full, full + ".svc", full + ".svc." + domain} {
+		for _, name := range []string{full, full + ".svc", full + ".svc." + Domain} {
 			out[name] = ip
 		}
 		if s.Namespace == p.Namespace {

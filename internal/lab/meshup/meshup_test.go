@@ -31,10 +31,10 @@ func TestBookshopLayout(t *testing.T) {
 		t.Error("legacy-1 has a sidecar")
 	}
 	// With a sidecar the virtual address, without one the Pod's.
-	if got := l.hosts(v2, Domain); got["ratings"] != netip.MustParseAddr("10.96.10.3") || got["db.bookshop.svc.cluster.local"] != netip.MustParseAddr("10.96.10.4") {
+	if got := l.hosts(v2); got["ratings"] != netip.MustParseAddr("10.96.10.3") || got["db.bookshop.svc.cluster.local"] != netip.MustParseAddr("10.96.10.4") {
 		t.Errorf("names of reviews-v2-1: %v", got)
 	}
-	if got := l.hosts(legacy, Domain); got["ratings.bookshop.svc"] != byName["ratings-1"].IP {
+	if got := l.hosts(legacy); got["ratings.bookshop.svc"] != byName["ratings-1"].IP {
 		t.Errorf("names of legacy-1: %v", got)
 	}
 }

@@ -68,7 +68,7 @@ func (m *Mesh) addPod(s PodSpec) (*Pod, error) {
 func (m *Mesh) hosts(s PodSpec) map[string]netip.Addr {
 	m.podsMu.Lock()
 	defer m.podsMu.Unlock()
-	hosts := m.spec.hosts(s, Domain)
+	hosts := m.spec.hosts(s)
 	hosts[discoveryHost] = m.host(s)
 	return hosts
 }

@@ -19,7 +19,7 @@ var discoveryPorts = []string{"8080", "15010", "15012", "15014", "15017"}
 func (m *Mesh) reach(ctx context.Context, at *url.URL) error {
 	name := at.Hostname()
 	port := cmp.Or(at.Port(), map[string]string{"http": "80", "https": "443"}[at.Scheme])
-	if pod, ok := m.spec.hosts(PodSpec{}, Domain)[name]; ok {
+	if pod, ok := m.spec.hosts(PodSpec{})[name]; ok {
 		return m.Net.Host().SetHosts(map[string]netip.Addr{name: pod})
 	}
 	ip, err := netip.ParseAddr(name)
