@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -176,6 +177,43 @@ func TestKilledDemoLeavesNothingRunning(t *testing.T) {
 	next.left(t)
 }
 
+// tryKept runs each command, and opens each page, that --keep prints.
+func (d *demoRun) tryKept(t *testing.T) {
+	t.Helper()
+	d.until(t, "The mesh keeps running until Ctrl-C. Its configuration is in ")
+	kinds := map[string]int{}
+	for kinds["page"] < 2 && d.lines.Scan() { // that of pilot-discovery, and the first of an Envoy
+		words := strings.Fields(d.lines.Text())
+		if len(words) == 0 {
+			continue
+		}
+		switch {
+		case words[0] == "pilotctl":
+			out, err := exec.Command(filepath.Join(filepath.Dir(programs.Agent), "pilotctl"), words[1:]...).CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "productpage") {
+				t.Errorf("%q: %v\n%s", d.lines.Text(), err, out)
+			}
+			kinds["pilotctl"]++
+		case words[0] == "curl" && len(words) > 3:
+			res, err := http.Post(words[3], "text/plain", strings.NewReader(words[2]))
+			if err != nil {
+				t.Fatalf("%q: %v", d.lines.Text(), err)
+			}
+			_ = res.Body.Close()
+			if res.StatusCode != http.StatusOK {
+				t.Errorf("%q: %s", d.lines.Text(), res.Status)
+			}
+			kinds["curl"]++
+		case strings.HasPrefix(words[0], "http://"):
+			fetch(t, words[0])
+			kinds["page"]++
+		}
+	}
+	if kinds["pilotctl"] < 2 || kinds["curl"] != 1 || kinds["page"] < 2 {
+		t.Errorf("commands and pages that were tried: %v", kinds)
+	}
+}
+
 // TestDemoReportsFailedChecks has a sample whose canary is routed to v1.
 func TestDemoReportsFailedChecks(t *testing.T) {
 	config := t.TempDir()
@@ -190,9 +228,13 @@ func TestDemoReportsFailedChecks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := startDemo(t, "--configDir", config)
+	d := startDemo(t, "--configDir", config, "--keep")
 	d.until(t, "FAILED: all were answered by v2")
 	d.until(t, "checks passed")
+	d.tryKept(t)
+	if err := d.cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
 	if code := d.end(t); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}

@@ -118,7 +118,7 @@ func request(host string, port int) string {
 
 // Deployments become Pods, Services get addresses, the Gateway a router; edits take effect; nothing is left.
 func TestUpRunsWorkloads(t *testing.T) {
-	before := links(t)
+	before, rulesBefore := links(t), hostRules(t)
 	s, dir := up(t, "samples/hello")
 	answer := in(t, "caller", request("greeter", 80))
 	if !strings.Contains(answer, `"peer":"spiffe://cluster.local/ns/hello/sa/caller"`) {
@@ -174,6 +174,9 @@ func TestUpRunsWorkloads(t *testing.T) {
 	if now := links(t); !slices.Equal(now, before) {
 		t.Errorf("network interfaces of this machine were %v, are %v", before, now)
 	}
+	if now := hostRules(t); now != rulesBefore {
+		t.Errorf("rules and routes of this machine are others while it runs:\n%s\nbefore:\n%s", now, rulesBefore)
+	}
 	if err := s.cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
@@ -182,12 +185,47 @@ func TestUpRunsWorkloads(t *testing.T) {
 		t.Errorf("after SIGINT: %v", err)
 	}
 	used.left(t, dir)
+	if now := links(t); !slices.Equal(now, before) {
+		t.Errorf("network interfaces of this machine were %v, are %v after the end", before, now)
+	}
+	if now := hostRules(t); now != rulesBefore {
+		t.Errorf("rules and routes of this machine are others after the end:\n%s\nbefore:\n%s", now, rulesBefore)
+	}
 	if left, _ := os.Stat(fmt.Sprintf("/run/pilothouse/up/%d.json", s.cmd.Process.Pid)); left != nil {
 		t.Error("the record of the mesh is left")
 	}
 	for _, p := range processes(t, dir) {
 		t.Errorf("left: %s", p)
 	}
+}
+
+// hostRules are the packet filters, routes and routing rules of this machine, without counters and times; it reads what the machine has a program for.
+func hostRules(t *testing.T) string {
+	t.Helper()
+	moving := regexp.MustCompile(`(?m)^#.*\n|\[\d+:\d+\]|packets \d+ bytes \d+| expires \S+| # handle \d+`)
+	var out strings.Builder
+	read := 0
+	for _, command := range []string{
+		"nft list ruleset", "iptables-save", "ip6tables-save", "iptables-legacy-save", "ip6tables-legacy-save",
+		"ip rule show", "ip -6 rule show", "ip route show table all", "ip -6 route show table all",
+	} {
+		words := strings.Fields(command)
+		path, err := exec.LookPath(words[0])
+		if err != nil {
+			continue
+		}
+		text, err := exec.Command(path, words[1:]...).Output()
+		if err != nil {
+			t.Logf("%s: %v", command, err)
+			continue
+		}
+		read++
+		fmt.Fprintf(&out, "%s:\n%s", command, moving.ReplaceAllString(string(text), ""))
+	}
+	if read == 0 {
+		t.Log("no program of this machine shows packet filters and routes: they are not compared")
+	}
+	return out.String()
 }
 
 // footprint is what a session uses of the machine while it runs.
