@@ -49,6 +49,8 @@ type gatewayHost struct {
 	attached []string
 	// ingress is what is served of Ingresses.
 	ingress model.IngressHost
+	// misdirected is set if requests belong to another listener of the port and get 421; bare if there are no routes, and requests get 404.
+	misdirected, bare bool
 }
 
 // boundRule is a VirtualService and the Gateways of a route configuration that it is bound to.
@@ -175,7 +177,28 @@ func (c *Compiler) gatewayRoute(r *incr.Reader, s mesh.ScopeID, name string, p m
 		}
 		out.hosts = append(out.hosts, one)
 	}
-	return out
+	return withMisdirected(out, p, servers)
+}
+
+// withMisdirected adds the hosts of other listeners to those of a route configuration of a listener of the Gateway API, which has it alone.
+func withMisdirected(t gatewayRoute, p model.RouterPort, servers []model.Server) gatewayRoute {
+	if len(servers) != 1 {
+		return t
+	}
+	elsewhere, own := servers[0].Misdirected(p)
+	add := func(h gatewayHost) {
+		i, has := slices.BinarySearchFunc(t.hosts, h.host, func(a gatewayHost, n string) int { return strings.Compare(a.host, n) })
+		if !has {
+			t.hosts = slices.Insert(t.hosts, i, h)
+		}
+	}
+	for _, h := range elsewhere {
+		add(gatewayHost{host: h, misdirected: true})
+	}
+	if own != "" {
+		add(gatewayHost{host: own, bare: true})
+	}
+	return t
 }
 
 // gatewayRouteNamed returns a route configuration of a router, false if it has none of that name.
@@ -208,6 +231,13 @@ func (c *Compiler) gatewayHostNamed(r *incr.Reader, k scopeNameHost) gatewayHost
 // those of other VirtualServices are reached. [control-plane 1.7.29]
 func (c *Compiler) gatewayHost(r *incr.Reader, k scopeNameHost) hostRoutes {
 	h := c.inner.gatewayHostNamed.Of(r, k)
+	if h.misdirected || h.bare {
+		host := route.VirtualHost(route.HostName(k.host, h.port), []string{k.host}, nil)
+		if h.misdirected {
+			host.Routes = []*routev3.Route{route.Misdirected()}
+		}
+		return hostRoutes{body: marshal.Must(host)}
+	}
 	resolve, m := c.resolver(r, k.scope, h.port), c.model.Mesh(r)
 	var routes, last []*routev3.Route
 	for _, b := range h.bound {

@@ -47,6 +47,15 @@ func schemePort(scheme string) uint32 {
 	return 80
 }
 
+// Misdirected returns the route of a host that is another listener's, on a connection for whose server name this listener was chosen.
+// [RFC 9110 §15.5.20]
+func Misdirected() *routev3.Route {
+	return &routev3.Route{
+		Name: "misdirected", Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
+		Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{Status: statusMisdirected}},
+	}
+}
+
 // directResponse is [control-plane 1.7.19].
 func directResponse(d *networking.HTTPDirectResponse) *routev3.DirectResponseAction {
 	a := &routev3.DirectResponseAction{Status: d.GetStatus()}

@@ -21,6 +21,7 @@ const (
 	// virtualHostsField is RouteConfiguration.virtual_hosts in the wire format.
 	virtualHostsField = 2
 	statusBadGateway  = 502
+	statusMisdirected = 421
 )
 
 // Frame returns an outbound RouteConfiguration without virtual hosts. A port in the Host header is
