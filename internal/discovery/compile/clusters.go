@@ -159,7 +159,8 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 	if in.Resolution == cluster.OriginalDst && in.AutoMTLS && p.GetTls() == nil && c.inner.mutual.Of(r, servicePortKey{s.Key, n.Port}) {
 		in.Policy = mutualTLS(p)
 	}
-	in.Credentials = k.Scope.Value().Role == mesh.Router || len(d.GetSpec().GetWorkloadSelector().GetMatchLabels()) > 0
+	in.Router = k.Scope.Value().Role == mesh.Router
+	in.Credentials = in.Router || len(d.GetSpec().GetWorkloadSelector().GetMatchLabels()) > 0
 	if d != nil {
 		in.ConfigPath = cluster.ConfigPath("destination-rule", d.Namespace, d.Name)
 	}

@@ -83,6 +83,8 @@ type Input struct {
 	Mesh *meshv1.MeshConfig
 	// Credentials is set if the proxy may use Secrets that a rule names: routers, and sidecars that the rule selects.
 	Credentials bool
+	// Router is set for gateways.
+	Router bool
 	// Near is set if the service prefers endpoints near the client, so that the mesh's locality setting does not apply.
 	Near bool
 	// Sessions is set if requests return to the endpoint of their session, also while it is draining.

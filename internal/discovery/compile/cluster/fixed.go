@@ -125,7 +125,7 @@ func BuildInbound(in InboundInput) *clusterv3.Cluster {
 	if in.ConfigPath != "" && c.Metadata != nil {
 		c.Metadata.FilterMetadata[metadataKey].Fields["config"] = structpb.NewStringValue(in.ConfigPath)
 	}
-	pooled(version(in.Protocol, nil, nil), in.Pool).attach(c)
+	pooled(version(in.Protocol, nil, nil, false), in.Pool).attach(c)
 	return c
 }
 

@@ -46,7 +46,7 @@ type options struct {
 
 func protocolOptions(in Input) *options {
 	pool := in.Policy.GetConnectionPool()
-	o := pooled(version(in.Protocol, pool.GetHttp(), in.Mesh), pool)
+	o := pooled(version(in.Protocol, pool.GetHttp(), in.Mesh, in.Router), pool)
 	if codes := in.Policy.GetOutlierDetection().GetOutlierDetectionHttpErrorCodes(); len(codes) > 0 && (in.Protocol.IsHTTP() || in.Protocol == mesh.Auto) {
 		o.outliers = &upstreamv3.HttpProtocolOptions_OutlierDetection{ErrorMatcher: statusIn(codes)}
 	}
@@ -94,15 +94,16 @@ func pooled(v upstream, pool *networking.ConnectionPoolSettings) *options {
 	return o
 }
 
-// version returns HTTP/2 if it is declared or upgraded to, and the client's version if the port declares
-// no protocol or the rule requires it. [control-plane 1.8.8]
-func version(p mesh.Protocol, http *networking.ConnectionPoolSettings_HTTPSettings, m *meshv1.MeshConfig) upstream {
+// version returns HTTP/2 if it is declared or upgraded to, and the client's version if the rule requires it, or if the port declares no
+// protocol and the client is a workload of the mesh. Gateways use HTTP/1.1 then: browsers speak HTTP/2 to them, which says nothing about
+// the server. [control-plane 1.8.8]
+func version(p mesh.Protocol, http *networking.ConnectionPoolSettings_HTTPSettings, m *meshv1.MeshConfig, router bool) upstream {
 	switch {
-	case p.IsHTTP() && http.GetUseClientProtocol():
+	case (p.IsHTTP() || p == mesh.Auto) && http.GetUseClientProtocol():
 		return client
 	case p.IsHTTP2():
 		return http2
-	case p == mesh.Auto:
+	case p == mesh.Auto && !router:
 		return client
 	case p == mesh.HTTP && upgraded(http.GetH2UpgradePolicy(), m):
 		return http2

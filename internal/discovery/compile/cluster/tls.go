@@ -36,7 +36,7 @@ const (
 // OwnALPN reports whether a cluster's TLS is to offer its own ALPN, and not that of the HTTP filter, with which a server may take
 // the connection for HTTP/1.1: if it is ordinary TLS, or connections always are HTTP/2.
 func OwnALPN(p mesh.Protocol, policy *networking.TrafficPolicy, m *meshv1.MeshConfig) bool {
-	return OrdinaryTLS(policy) || version(p, policy.GetConnectionPool().GetHttp(), m) == http2
+	return OrdinaryTLS(policy) || version(p, policy.GetConnectionPool().GetHttp(), m, false) == http2
 }
 
 // OrdinaryTLS reports whether the policy originates TLS that is not the mesh's (mode SIMPLE or MUTUAL).
