@@ -122,7 +122,7 @@ func segmentOf(b []byte) (out span, err error) {
 
 // wayByService checks who has sent the spans of a request's way, where spans do not say which side they are.
 func wayByService(list []span) error {
-	for i, want := range []string{"ingress.istio-system", "server.tokens", "server.tokens", "canary.tokens"} {
+	for i, want := range []string{"ingress-1.istio-system", "server.tokens", "server.tokens", "canary.tokens"} {
 		if list[i].Service != want {
 			return fmt.Errorf("span %d is of %q, want %q", i, list[i].Service, want)
 		}

