@@ -103,10 +103,10 @@ func serviceBoard() []query {
 func workloadBoard() []query {
 	return slices.Concat(
 		[]query{{"variable workload", `(sum(istio_requests_total{destination_workload_namespace=~"$namespace"}) by (destination_workload) or sum(istio_requests_total{source_workload_namespace=~"$namespace"}) by (source_workload)) or (sum(istio_tcp_sent_bytes_total{destination_workload_namespace=~"$namespace"}) by (destination_workload) or sum(istio_tcp_sent_bytes_total{source_workload_namespace=~"$namespace"}) by (source_workload))`}},
-		general("incoming", `reporter=~"$qrep", destination_workload_namespace=~"$namespace", destination_workload=~"server"`),
-		general("outgoing", `reporter="source", source_workload_namespace=~"$namespace", source_workload=~"client"`),
-		inPanel("inbound workloads", `reporter=~"$qrep", destination_workload=~"server", destination_workload_namespace=~"$namespace", source_workload=~"$srcwl", source_workload_namespace=~"$srcns"`, "source_workload, source_workload_namespace"),
-		inPanel("outbound services", `reporter="source", source_workload=~"client", source_workload_namespace=~"$namespace", destination_service=~"$dstsvc"`, "destination_service"),
+		general("incoming", `reporter=~"$qrep", destination_workload_namespace=~"$namespace", destination_workload=~"server-1"`),
+		general("outgoing", `reporter="source", source_workload_namespace=~"$namespace", source_workload=~"client-1"`),
+		inPanel("inbound workloads", `reporter=~"$qrep", destination_workload=~"server-1", destination_workload_namespace=~"$namespace", source_workload=~"$srcwl", source_workload_namespace=~"$srcns"`, "source_workload, source_workload_namespace"),
+		inPanel("outbound services", `reporter="source", source_workload=~"client-1", source_workload_namespace=~"$namespace", destination_service=~"$dstsvc"`, "destination_service"),
 	)
 }
 
