@@ -360,8 +360,8 @@ spec:
 `), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	told("the invalid name of a Pod", "note: "+pods+":3: Pod hello/../../../escaped: metadata.name: invalid name")
-	told("the invalid name of a container", "note: "+pods+":6: Pod hello/fine: invalid name of a container \"../../../escaped\"")
+	told("the invalid name of a Pod", "error: "+pods+":3: Pod hello/../../../escaped: metadata.name: invalid name")
+	told("the invalid name of a container", "error: "+pods+":6: Pod hello/fine: invalid name of a container \"../../../escaped\"")
 	told("that volumes are not mounted", "note: "+pods+":6: Pod hello/fine: volumes are not mounted")
 	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "*escaped*")); len(left) > 0 || strings.Contains(s.output(), "started ../") {
 		t.Errorf("a Pod with an invalid name was run: %q", left)
@@ -369,6 +369,29 @@ spec:
 	list, err := exec.Command(pilotctlPath(), "--discovery", s.discovery(), "objects", "--all").CombinedOutput()
 	if err != nil || strings.Contains(string(list), "escaped") {
 		t.Errorf("%v:\n%s", err, list)
+	}
+}
+
+// A file that does not parse is told once, before the Pods start.
+func TestUpTellsABrokenFileOnce(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "hello")
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join(root, "samples/hello"))); err != nil {
+		t.Fatal(err)
+	}
+	broken, routing := filepath.Join(dir, "broken.yaml"), filepath.Join(dir, "routing.yaml")
+	if err := os.WriteFile(broken, []byte("a: ["), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	editFile(t, routing, "host: greeter, subset: v1", "host: greeter, subset: v9")
+	s := upIn(t, dir)
+	wait.Until(t, "the problems of objects are told", func() bool { return strings.Contains(s.output(), "warning: "+routing) })
+	if before, _, _ := strings.Cut(s.output(), "starting pilot-discovery"); !strings.Contains(before, "error: "+broken+":1: the YAML does not parse") {
+		t.Error("the file that does not parse is not told before the start")
+	}
+	editFile(t, routing, "subset: v9", "subset: v8")
+	wait.Until(t, "the next problems are told", func() bool { return strings.Contains(s.output(), `subset "v8"`) })
+	if n := strings.Count(s.output(), broken); n != 1 {
+		t.Errorf("the file that does not parse is told %d times, want once", n)
 	}
 }
 

@@ -67,10 +67,11 @@ func (p *problems) print(ctx context.Context) {
 		if one.Severity == "info" {
 			continue
 		}
-		if now[line] = true; !p.known[line] {
+		if now[line] = true; !p.known[line] && !(one.Object == "" && p.s.told[one.Origin]) {
 			p.s.out.line("%s", line)
 		}
 	}
+	clear(p.s.told)
 	gone := 0
 	for line := range p.known {
 		if !now[line] {

@@ -27,6 +27,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
 	"github.com/pilothouse/pilothouse/internal/lab/podplan"
+	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
@@ -93,6 +94,8 @@ type session struct {
 	record    *record
 	// restarts has when containers are started again, by Pod and container.
 	restarts map[string]*restart
+	// told are the places, FILE:LINE, of documents that were told not to parse before pilot-discovery told so, too.
+	told     map[string]bool
 	opened   map[string]bool
 	forwards sync.WaitGroup
 }
@@ -100,7 +103,7 @@ type session struct {
 // Run runs the directory until ctx ends.
 func Run(ctx context.Context, o Options) (err error) {
 	s := &session{
-		o: o, out: &printer{w: o.Out}, confirmed: map[string]bool{}, restarts: map[string]*restart{}, opened: map[string]bool{},
+		o: o, out: &printer{w: o.Out}, confirmed: map[string]bool{}, restarts: map[string]*restart{}, told: map[string]bool{}, opened: map[string]bool{},
 		chooser: chooser{exec: o.Exec, user: o.User.Name, find: finder(o)},
 	}
 	files, err := readFiles(o.Dir)
@@ -237,6 +240,10 @@ func (s *session) admit() error {
 	s.out.text(table.String())
 	for _, n := range s.plan.Notes {
 		s.note(n)
+		if n.Problem && n.Object == "" {
+			n = n.In(s.o.Dir)
+			s.told[object.Origin{File: n.File, Line: n.Line}.String()] = true
+		}
 	}
 	programs = slices.Compact(programs)
 	if len(programs) == 0 {
@@ -260,9 +267,13 @@ func (s *session) admit() error {
 	return nil
 }
 
-// note prints a note, with the path of its file.
+// note prints a note, with the path of its file; it is an error that something cannot be read, and so is not run.
 func (s *session) note(n podplan.Note) {
-	s.out.line("note: %s", printable.Escape(n.In(s.o.Dir).String()))
+	what := "note"
+	if n.Problem {
+		what = "error"
+	}
+	s.out.line("%s: %s", what, printable.Escape(n.In(s.o.Dir).String()))
 }
 
 func them(n int) string {

@@ -96,12 +96,29 @@ func (d *decoder) document(t *yamltree.Tree, at string) {
 	case t.Kind != yamltree.Mapping:
 		d.problem(object.Key{}, &yamltree.Fault{Line: t.Line, Path: at, Text: "want an object with apiVersion, kind and metadata, not " + t.Kind.String()})
 	case kind == "" || version == "":
-		d.problem(object.Key{}, &yamltree.Fault{Line: t.Line, Path: at, Text: "an object needs apiVersion and kind, both as strings" + versionFor(version, object.Kind(kind))})
+		d.problem(object.Key{}, headerFault(t, at, object.Kind(kind)))
 	case isList(t):
 		d.list(t, at)
 	default:
 		d.object(t, version, object.Kind(kind))
 	}
+}
+
+// headerFault says what is wrong with apiVersion and kind, of which one is no string or is empty; kind is the kind if there is one.
+func headerFault(t *yamltree.Tree, at string, kind object.Kind) *yamltree.Fault {
+	version := t.Get("apiVersion")
+	if version.IsNull() && t.Get("kind").IsNull() {
+		return &yamltree.Fault{Line: t.Line, Path: at, Text: "apiVersion and kind are missing: an object needs both"}
+	}
+	for _, name := range []string{"apiVersion", "kind"} {
+		switch v := t.Get(name); {
+		case v.IsNull() || v.Kind == yamltree.String && v.Str() == "":
+			return &yamltree.Fault{Line: t.Line, Path: at, Text: name + " is missing: an object needs apiVersion and kind" + versionFor(version.Str(), kind)}
+		case v.Kind != yamltree.String:
+			return &yamltree.Fault{Line: v.Line, Path: yamltree.JoinPath(at, name), Text: "want a string, not " + v.Kind.String()}
+		}
+	}
+	return nil // not reached: one of them is no string or is empty
 }
 
 // isList reports whether a mapping is a list of objects.

@@ -120,13 +120,21 @@ func (k groupKind) firstVersion() string {
 	return k.group + "/v1"
 }
 
-// versionFor returns the hint for an object of one of the mesh's kinds without an API version.
+// versionFor returns the hint for an object without an API version, of a kind of the mesh or one that Pods are made of.
 func versionFor(version string, kind object.Kind) string {
-	i := slices.IndexFunc(meshKinds, func(k groupKind) bool { return k.kind == kind })
-	if version != "" || i < 0 {
+	if version != "" {
 		return ""
 	}
-	return "; did you mean apiVersion: " + meshKinds[i].firstVersion() + "?"
+	var all []string
+	for _, k := range slices.Concat(meshKinds, slices.Collect(maps.Keys(workloadKinds))) {
+		if v := k.firstVersion(); k.kind == kind && !slices.Contains(all, v) {
+			all = append(all, v)
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return "; did you mean apiVersion: " + strings.Join(all, " or ") + "?"
 }
 
 // nearest returns the kind of the mesh that was most likely meant, if any.
