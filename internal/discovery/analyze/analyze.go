@@ -66,6 +66,8 @@ type index struct {
 	dynamic []string
 	// subsets has the names of the subsets that DestinationRules define, by host.
 	subsets map[string]map[string]bool
+	// http2 are the hosts of whose ports of HTTP a DestinationRule has clients use HTTP/2, or the version of their own clients.
+	http2 map[string]bool
 	// gateways are those of Istio, virtuals the VirtualServices, by namespace/name.
 	gateways map[string]*networking.Gateway
 	virtuals map[string]*networking.VirtualService
@@ -88,6 +90,8 @@ type index struct {
 type service struct {
 	namespace string
 	ports     []uint32
+	// protocols are those of the ports of a Service, but for UDP.
+	protocols map[uint32]mesh.Protocol
 	// names are those of the ports of a Service.
 	names    []string
 	selector map[string]string
@@ -117,7 +121,7 @@ type workload struct {
 
 func newIndex(objects []*object.Object, o Options) *index {
 	a := &index{
-		o: o, services: map[string]*service{}, subsets: map[string]map[string]bool{}, gateways: map[string]*networking.Gateway{}, virtuals: map[string]*networking.VirtualService{}, kubernetes: map[string]bool{},
+		o: o, services: map[string]*service{}, subsets: map[string]map[string]bool{}, http2: map[string]bool{}, gateways: map[string]*networking.Gateway{}, virtuals: map[string]*networking.VirtualService{}, kubernetes: map[string]bool{},
 		workloads: map[string][]workload{}, accounts: map[string]bool{}, namespaces: map[string]bool{},
 		users: map[string][]user{}, takers: map[uint32][]taker{},
 		ingresses: ingresses{classes: map[string]string{}, secrets: map[string]bool{}, first: map[string]*object.Object{}},
@@ -151,6 +155,7 @@ func (a *index) add(obj *object.Object) {
 		}
 		for _, p := range spec.Ports {
 			s.ports, s.names = append(s.ports, p.Port), append(s.names, p.Name)
+			s.speaks(p)
 		}
 	case *networking.ServiceEntry:
 		a.addEntry(obj, spec)
@@ -172,6 +177,7 @@ func (a *index) add(obj *object.Object) {
 		for _, s := range spec.Subsets {
 			a.subsets[host][s.Name] = true
 		}
+		a.http2[host] = a.http2[host] || usesHTTP2(spec.TrafficPolicy)
 	case *networking.Gateway:
 		a.gateways[name] = spec
 	case *networking.VirtualService:

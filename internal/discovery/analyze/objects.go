@@ -15,6 +15,7 @@ import (
 	security "istio.io/api/security/v1beta1"
 	telemetry "istio.io/api/telemetry/v1alpha1"
 	typev1 "istio.io/api/type/v1beta1"
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/delegate"
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -60,6 +61,8 @@ func (a *index) check(obj *object.Object) {
 		}
 	case *object.IngressSpec:
 		a.ingress(obj, spec)
+	case *gatewayv1.GRPCRouteSpec:
+		a.grpcRoute(spec)
 	case *object.IngressClassSpec:
 		if spec.Controller == mesh.IngressController && spec.Parameters != "" {
 			a.warn("spec.parameters", "not applied: there are none")

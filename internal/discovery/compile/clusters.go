@@ -141,7 +141,7 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 	in := cluster.Input{
 		Service:     cluster.Service{Host: s.Host, Name: shortName(s), Namespace: s.Namespace, External: s.External},
 		Port:        n.Port,
-		Protocol:    port.Protocol,
+		Protocol:    c.protocol(r, k.Scope, s, port),
 		Target:      port.Target,
 		Subset:      n.Subset,
 		Resolution:  resolution(k.Scope.Value().Role, s, p),
@@ -173,6 +173,15 @@ func (c *Compiler) cluster(r *incr.Reader, k Key) []byte {
 		}
 	}
 	return marshal.MustEncodedAny(cluster.Build(in))
+}
+
+// protocol returns what the endpoints of a service speak at a port. For gateways, a GRPCRoute declares it for ports that declare nothing
+// themselves: gRPC needs HTTP/2. Sidecars detect it. [control-plane 1.8.8]
+func (c *Compiler) protocol(r *incr.Reader, s mesh.ScopeID, service *model.Service, port model.Port) mesh.Protocol {
+	if port.Protocol == mesh.Auto && s.Value().Role == mesh.Router && c.model.SpeaksGRPC(r, service, port.Number) {
+		return mesh.GRPC
+	}
+	return port.Protocol
 }
 
 // backendTLS returns how gateways connect to a port of a service by a BackendTLSPolicy; nil for none. Sidecars do not apply these policies:

@@ -222,7 +222,7 @@ func (c *Compiler) resolver(r *incr.Reader, s mesh.ScopeID, listenerPort uint32)
 		return route.Destination{
 			Cluster: cluster.Name(cluster.Outbound, port, subset, host),
 			Dynamic: dynamicOf(svc, to),
-			OwnALPN: tls != nil || cluster.OwnALPN(to.Protocol, p, c.model.Mesh(r)),
+			OwnALPN: tls != nil || cluster.OwnALPN(c.protocol(r, s, svc, to), p, c.model.Mesh(r)),
 			Hash:    route.HashPolicies(p.GetLoadBalancer()),
 			Session: c.sessionOf(s, svc),
 		}

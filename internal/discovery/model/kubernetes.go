@@ -195,7 +195,11 @@ func (m *Model) putRoute(o *object.Object, row *KubernetesRoute, common gatewayv
 		}
 	}
 	for _, b := range append(row.backends(), row.plainBackends()...) {
-		buckets = append(buckets, backendBucket(m.serviceHost(cmp.Or(string(value(b.Namespace)), o.Namespace), string(b.Name))))
+		host := m.serviceHost(cmp.Or(string(value(b.Namespace)), o.Namespace), string(b.Name))
+		buckets = append(buckets, backendBucket(host))
+		if row.GRPC != nil {
+			buckets = append(buckets, grpcBucket(host))
+		}
 	}
 	if len(row.services) > 0 {
 		buckets = append(buckets, namespaceBucket(o.Namespace))
@@ -254,6 +258,26 @@ func (k *KubernetesRoute) backends() (out []gatewayv1.BackendObjectReference) {
 		}
 	}
 	return out
+}
+
+// grpcBucket is the bucket of the GRPCRoutes to the Service of a host.
+func grpcBucket(host string) string { return "grpc:" + mesh.HostName(host) }
+
+// SpeaksGRPC reports whether a GRPCRoute names a port of a service as a backend, and may do so. [control-plane 1.8.8]
+func (m *Model) SpeaksGRPC(r *incr.Reader, s *Service, port uint32) bool {
+	if !s.Source.Kubernetes {
+		return false
+	}
+	for _, route := range incr.In(r, m.tables.routes, grpcBucket(s.Host)) {
+		for _, b := range route.backends() {
+			ns := cmp.Or(string(value(b.Namespace)), route.Namespace)
+			service := value(b.Group) == "" && (b.Kind == nil || *b.Kind == "Service")
+			if service && uint32(value(b.Port)) == port && m.serviceHost(ns, string(b.Name)) == s.Host && m.Permitted(r, route.Kind, route.Namespace, ns, "", "Service", string(b.Name)) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // sessionBucket is the bucket of the routes that keep the requests of a session at one endpoint.
