@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -106,7 +105,7 @@ func printStatus(c *cobra.Command, f *flags, r *replicas) error {
 	if err != nil {
 		return err
 	}
-	if err := printCA(c.OutOrStdout(), f, text, newest.value); err != nil {
+	if err := printCA(c, f, text, newest.value); err != nil {
 		return err
 	}
 	if f.output == "table" {
@@ -134,11 +133,12 @@ func beginRotation(c *cobra.Command, f *flags, r *replicas) error {
 	if err := (answer{replica: k, text: text}).decode(caPage, &s); err != nil {
 		return err
 	}
-	return printCA(c.OutOrStdout(), f, text, s)
+	return printCA(c, f, text, s)
 }
 
 // printCA prints a status, text being its JSON.
-func printCA(w io.Writer, f *flags, text []byte, s caStatus) error {
+func printCA(c *cobra.Command, f *flags, text []byte, s caStatus) error {
+	w := c.OutOrStdout()
 	if f.output != "table" {
 		return printJSON(w, f.output, text)
 	}
@@ -150,7 +150,7 @@ func printCA(w io.Writer, f *flags, text []byte, s caStatus) error {
 		}
 		rows = append(rows, []string{printable.Escape(shortRoot(r)), printable.Escape(r.Role), instant(r.NotAfter), instant(r.LastLeaf), serves})
 	}
-	if err := printTable(w, []string{"ROOT", "ROLE", "ENDS", "LAST CERTIFICATE ENDS", "SERVES"}, rows); err != nil {
+	if err := printTable(w, f.columns(c), []string{"ROOT", "ROLE", "ENDS", "LAST CERTIFICATE ENDS", "SERVES"}, rows); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintf(w, "\n%s\n", strings.Join(s.lines(), "\n"))

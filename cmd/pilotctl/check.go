@@ -113,7 +113,7 @@ func printChecks(out, errs io.Writer, form string, columns int, rows []check.Row
 		}
 		if err := printFitting(out, columns,
 			func(w io.Writer) error {
-				return printTable(w, []string{"RESULT", "CHECK", "FOUND", "REMEDY"}, lines)
+				return wholeTable(w, []string{"RESULT", "CHECK", "FOUND", "REMEDY"}, lines)
 			},
 			func(w io.Writer) error { return checkLines(w, rows, columns) }); err != nil {
 			return err

@@ -99,7 +99,7 @@ route without one follows from the service alone.`,
 			}
 			switch {
 			case f.output == "table":
-				return printSections(c.OutOrStdout(), dump, objects, chosen)
+				return printSections(c.OutOrStdout(), f.columns(c), dump, objects, chosen)
 			case len(args) == 1:
 				return printJSON(c.OutOrStdout(), f.output, text)
 			}
@@ -174,7 +174,7 @@ func (f *flags) secrets(c *cobra.Command, name string) error {
 			rows = append(rows, []string{s.Name, s.State, is, cert.Issuer, cert.NotAfter.UTC().Format(time.RFC3339), cert.SHA256[:min(16, len(cert.SHA256))]})
 		}
 	}
-	return printTable(c.OutOrStdout(), []string{"SECRET", "STATE", "CERTIFICATE", "ISSUER", "ENDS", "SHA256"}, rows)
+	return printTable(c.OutOrStdout(), f.columns(c), []string{"SECRET", "STATE", "CERTIFICATE", "ISSUER", "ENDS", "SHA256"}, rows)
 }
 
 // fullName is the name of a proxy with the namespace that it lacks.
@@ -266,7 +266,7 @@ func (s section) resources(dump any) []any {
 
 func resourceName(r any) string { return scalar(r, "name") + scalar(r, "clusterName") }
 
-func printSections(w io.Writer, dump any, objects []appliedObject, chosen []section) error {
+func printSections(w io.Writer, columns int, dump any, objects []appliedObject, chosen []section) error {
 	x := newNames(dump, objects)
 	for i, s := range chosen {
 		if len(chosen) > 1 {
@@ -279,7 +279,11 @@ func printSections(w io.Writer, dump any, objects []appliedObject, chosen []sect
 		for _, r := range s.resources(dump) {
 			rows = append(rows, s.rows(x, r)...)
 		}
-		if err := printTable(w, s.header, rows); err != nil {
+		narrow := func(w io.Writer) error { return printTable(w, columns, s.header, rows) }
+		if s.name == "routes" {
+			narrow = func(w io.Writer) error { return narrowRoutes(w, columns, rows) }
+		}
+		if err := printFitting(w, columns, func(w io.Writer) error { return wholeTable(w, s.header, rows) }, narrow); err != nil {
 			return err
 		}
 	}

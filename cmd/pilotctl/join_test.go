@@ -80,7 +80,7 @@ func TestProxiesOfAllReplicas(t *testing.T) {
 	}
 	want(t, "JSON", out.String(), `"replica": "istiod-1"`, `"newer_field": 1`, `"replica": "istiod-2"`)
 	out.Reset()
-	if err := printBehind(&out, "table", texts, r.several()); err != nil {
+	if err := printBehind(&out, "table", texts, r.several(), 0); err != nil {
 		t.Fatal(err)
 	}
 	want(t, "those behind", out.String(), "PROXY   REPLICA", "c.shop  istiod-1  6/7")

@@ -65,8 +65,10 @@ type flags struct {
 	// discovery is an address that was given; empty without one. Asked is set if the command line gave it.
 	discovery string
 	asked     bool
-	output    string
-	env       map[string]string
+	// output is table, json or yaml; a table is fitted to a terminal unless wide is set.
+	output string
+	wide   bool
+	env    map[string]string
 }
 
 // read reads the flags that c was given.
@@ -77,8 +79,8 @@ func (f *flags) read(c *cobra.Command) error {
 	if err := misused(v.Err()); err != nil {
 		return err
 	}
-	if f.output != "table" && c.Annotations[onlyText] != "" {
-		return misuse{fmt.Errorf("flag --output: %s prints %s: want it without -o %s", c.CommandPath(), c.Annotations[onlyText], f.output)}
+	if form := v.Enum("output"); form != "table" && c.Annotations[onlyText] != "" {
+		return misuse{fmt.Errorf("flag --output: %s prints %s: want it without -o %s", c.CommandPath(), c.Annotations[onlyText], form)}
 	}
 	return nil
 }
@@ -86,7 +88,7 @@ func (f *flags) read(c *cobra.Command) error {
 // onlyText is the annotation of commands whose result has one form; its value is what they print.
 const onlyText = "only text"
 
-// inOneForm marks a command whose result has one form, so that -o json or yaml is refused.
+// inOneForm marks a command whose result has one form, so that -o is refused.
 func inOneForm(what string, c *cobra.Command) *cobra.Command {
 	if c.Annotations == nil {
 		c.Annotations = map[string]string{}
@@ -97,6 +99,9 @@ func inOneForm(what string, c *cobra.Command) *cobra.Command {
 
 func (f *flags) set(v *settings.Values) {
 	f.discovery, f.output = v.TextOr("discovery", ""), v.Enum("output")
+	if f.wide = f.output == "wide"; f.wide {
+		f.output = "table"
+	}
 }
 
 // misused marks an error of settings as misuse.

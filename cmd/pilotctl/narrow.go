@@ -15,8 +15,11 @@ import (
 	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
-// columns is the width of the terminal that the result goes to, 0 if it goes elsewhere.
+// columns is the width of the terminal that the result goes to, 0 if it goes elsewhere or is not to be fitted to it.
 func (f *flags) columns(c *cobra.Command) int {
+	if f.wide {
+		return 0
+	}
 	size := demo.Terminal(c.OutOrStdout(), f.env["TERM"])
 	if size == nil {
 		return 0
@@ -50,11 +53,8 @@ func widest(text string) int {
 	return most
 }
 
-// proxyTable writes the table of proxies; a narrow one has short times and accounts, and one column for all resource types.
-func proxyTable(w io.Writer, all []proxy, several bool, now time.Time, narrow bool) error {
-	if !narrow {
-		return printTable(w, proxyHeader(all, several), proxyRows(all, several))
-	}
+// narrowProxies writes the table of proxies with short times and accounts, and one column for all resource types.
+func narrowProxies(w io.Writer, columns int, all []proxy, several bool, now time.Time) error {
 	header := []string{"PROXY", "SYNC", "GENERATION", "BEHIND", "REFUSED", "EPOCH", "ENVOY", "ACCOUNT"}
 	if several {
 		header = slices.Insert(header, 1, "REPLICA")
@@ -74,7 +74,7 @@ func proxyTable(w io.Writer, all []proxy, several bool, now time.Time, narrow bo
 		}
 		rows = append(rows, row)
 	}
-	return printTable(w, header, rows)
+	return printTable(w, columns, header, rows)
 }
 
 // summary is "synced", or the types that are not.
@@ -153,4 +153,16 @@ func wrap(text string, columns int, indent string) string {
 		used += n
 	}
 	return b.String()
+}
+
+// wrapLines wraps each line of a text that has more characters than columns; the others stay as they are.
+func wrapLines(text string, columns int, indent string) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		if utf8.RuneCountInString(line) > columns {
+			begins := line[:len(line)-len(strings.TrimLeft(line, " "))]
+			lines[i] = begins + wrap(line, columns-len(begins), begins+indent)
+		}
+	}
+	return strings.Join(lines, "\n")
 }

@@ -29,7 +29,7 @@ web-1.bookshop (older)  CDS sent, LDS REFUSED, RDS not asked  11/12       2026-1
 	if err := printProxies(&anywhere, "table", texts, false, 0); err != nil {
 		t.Fatal(err)
 	}
-	for columns, want := range map[int]string{400: anywhere.String(), 80: narrow} {
+	for columns, want := range map[int]string{400: anywhere.String(), 140: narrow} {
 		var out bytes.Buffer
 		if err := printProxies(&out, "table", texts, false, columns); err != nil {
 			t.Fatal(err)

@@ -152,7 +152,7 @@ func printRejected(c *cobra.Command, f *flags, r *replicas) (missing, counts, er
 	if f.output != "table" {
 		return lost, countProblems(all), printValue(c.OutOrStdout(), f.output, texts)
 	}
-	return lost, countProblems(all), printProblems(c.OutOrStdout(), all)
+	return lost, countProblems(all), printProblems(c.OutOrStdout(), f.columns(c), all)
 }
 
 // objectsOptions are the settings of settings.PilotctlObjects.
@@ -188,12 +188,23 @@ func printAll(c *cobra.Command, f *flags, r *replicas) (missing, error) {
 	if len(answers) > 1 {
 		header = slices.Delete(header, 3, 4)
 	}
-	return lost, printTable(c.OutOrStdout(), header, rows)
+	columns := f.columns(c)
+	return lost, printFitting(c.OutOrStdout(), columns,
+		func(w io.Writer) error { return wholeTable(w, header, rows) },
+		func(w io.Writer) error {
+			// The parts of a name are in one column.
+			narrow := make([][]string, len(rows))
+			for i, row := range rows {
+				narrow[i] = append([]string{all.Objects[i].String()}, row[3:]...)
+			}
+			return printTable(w, columns, append([]string{"OBJECT"}, header[3:]...), narrow)
+		})
 }
 
-// printProblems prints a table of errors and warnings, then lines with the counts of ignored objects.
-func printProblems(w io.Writer, all []problem) error {
+// printProblems prints a table of errors and warnings, or lines if it has more than columns, then lines with the counts of ignored objects.
+func printProblems(w io.Writer, columns int, all []problem) error {
 	var rows [][]string
+	var lines []problemLine
 	var ignored []string
 	for _, r := range all {
 		if r.Severity == "info" {
@@ -201,9 +212,19 @@ func printProblems(w io.Writer, all []problem) error {
 			continue
 		}
 		rows = append(rows, []string{r.Severity, r.Object, r.Field, r.Origin, r.Text, r.Meanwhile, r.progress()})
+		more := []string{r.Meanwhile, ""}
+		if r.progress() != "" {
+			more[1] = fmt.Sprintf("applied by %d of %d proxies", *r.Applied, *r.Proxies)
+		}
+		more = slices.DeleteFunc(more, func(s string) bool { return s == "" })
+		lines = append(lines, problemLine{r.Severity, r.Origin, r.Object, r.Field, r.Text, strings.Join(more, "; ")})
 	}
 	if len(rows) > 0 {
-		if err := printTable(w, []string{"SEVERITY", "OBJECT", "FIELD", "WHERE", "WHAT", "MEANWHILE", "APPLIED"}, rows); err != nil {
+		if err := printFitting(w, columns,
+			func(w io.Writer) error {
+				return wholeTable(w, []string{"SEVERITY", "OBJECT", "FIELD", "WHERE", "WHAT", "MEANWHILE", "APPLIED"}, rows)
+			},
+			func(w io.Writer) error { return printProblemLines(w, columns, lines) }); err != nil {
 			return err
 		}
 	}

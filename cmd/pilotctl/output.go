@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"sigs.k8s.io/yaml"
 
@@ -42,19 +44,31 @@ func printJSON(w io.Writer, form string, text []byte) error {
 	return err
 }
 
-// printTable writes rows below a header, in columns. An empty value becomes "-", and characters
-// that are not printable are escaped.
-func printTable(w io.Writer, header []string, rows [][]string) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+// printTable writes rows below a header, in columns, fitted to a terminal of so many columns unless that is 0. An empty
+// value becomes "-", and characters that are not printable are escaped.
+func printTable(w io.Writer, columns int, header []string, rows [][]string) error {
+	return printFitting(w, columns,
+		func(w io.Writer) error { return wholeTable(w, header, rows) },
+		func(w io.Writer) error {
+			copies := make([][]string, len(rows))
+			for i, row := range rows {
+				copies[i] = slices.Clone(row)
+			}
+			_, err := io.WriteString(w, strings.Join(fitted(columns, slices.Clone(header), copies, time.Now()), "\n")+"\n")
+			return err
+		})
+}
+
+// wholeTable writes rows below a header, in columns, as wide as they are.
+func wholeTable(w io.Writer, header []string, rows [][]string) error {
+	t := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
 	fmt.Fprintln(t, strings.Join(header, "\t"))
 	for _, row := range rows {
-		columns := make([]string, len(row))
-		for i, c := range row {
-			if columns[i] = printable.Escape(c); c == "" {
-				columns[i] = "-"
-			}
+		cells := make([]string, len(row))
+		for i, text := range row {
+			cells[i] = cell(text)
 		}
-		fmt.Fprintln(t, strings.Join(columns, "\t"))
+		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	return t.Flush()
 }

@@ -100,7 +100,7 @@ drained after a hot restart, or one that is gone: the same proxy has connected a
 Istio do not say it. ENVOY is the version.
 
 On a terminal that is too narrow, all types are in one column, identities are NAMESPACE/ACCOUNT and times those of the
-day. With --watch the list is printed again whenever it has changed, until Ctrl-C.
+day; -o wide prints everything. With --watch the list is printed again whenever it has changed, until Ctrl-C.
 
 With several replicas of pilot-discovery the list is that of all, and REPLICA is the one that the
 proxy is connected to; each counts generations of its own.
@@ -121,7 +121,7 @@ table; -o json has them for each proxy.`,
 					return err
 				}
 				if behind {
-					err = printBehind(out, f.output, texts, r.several())
+					err = printBehind(out, f.output, texts, r.several(), f.columns(c))
 				} else {
 					err = printProxies(out, f.output, texts, r.several(), f.columns(c))
 				}
@@ -184,25 +184,31 @@ func printProxies(w io.Writer, form string, texts []json.RawMessage, several boo
 	})
 	now := time.Now()
 	if err := printFitting(w, columns,
-		func(w io.Writer) error { return proxyTable(w, all, several, now, false) },
-		func(w io.Writer) error { return proxyTable(w, all, several, now, true) }); err != nil {
+		func(w io.Writer) error { return wholeTable(w, proxyHeader(all, several), proxyRows(all, several)) },
+		func(w io.Writer) error { return narrowProxies(w, columns, all, several, now) }); err != nil {
 		return err
+	}
+	tell := func(text string) {
+		if columns > 0 {
+			text = wrapLines(text, columns-2, "  ")
+		}
+		fmt.Fprintf(w, "\n%s\n", text)
 	}
 	for _, p := range all {
 		for _, typ := range proxyTypes {
 			if nack := p.Types[typ].Nack; nack != "" {
-				fmt.Fprintf(w, "\n%s rejected %s: %s\n", printable.Escape(p.Proxy), typ, printable.EscapeLines(nack, "    "))
+				tell(fmt.Sprintf("%s rejected %s: %s", printable.Escape(p.Proxy), typ, printable.EscapeLines(nack, "    ")))
 			}
 			if since := p.Types[typ].Stuck; since != "" {
-				fmt.Fprintf(w, "\n%s has not acknowledged %s, sent at %s\n", printable.Escape(p.Proxy), typ, printable.Escape(since))
+				tell(fmt.Sprintf("%s has not acknowledged %s, sent at %s", printable.Escape(p.Proxy), typ, printable.Escape(since)))
 			}
 		}
 	}
 	for _, line := range quarantined(all) {
-		fmt.Fprintf(w, "\n%s\n", printable.Escape(line))
+		tell(printable.Escape(line))
 	}
 	for _, line := range notApplied(all) {
-		fmt.Fprintf(w, "\n%s\n", line)
+		tell(line)
 	}
 	return nil
 }
@@ -212,7 +218,7 @@ func printProxies(w io.Writer, form string, texts []json.RawMessage, several boo
 func readProxies(v *settings.Values) (behind, watched bool) { return v.Bool("behind"), v.Bool("watch") }
 
 // printBehind prints the proxies that have not applied everything.
-func printBehind(w io.Writer, form string, texts []json.RawMessage, several bool) error {
+func printBehind(w io.Writer, form string, texts []json.RawMessage, several bool, columns int) error {
 	all, err := decodeProxies(texts)
 	if err != nil {
 		return err
@@ -242,7 +248,7 @@ func printBehind(w io.Writer, form string, texts []json.RawMessage, several bool
 	if several {
 		header = slices.Insert(header, 1, "REPLICA")
 	}
-	return printTable(w, header, rows)
+	return printTable(w, columns, header, rows)
 }
 
 // quarantined says which resources proxies do not get in their newest version, a line for each set of them.

@@ -68,7 +68,7 @@ the command line is invalid. Warnings do not change it, unless --strict is given
 			if o.references == "always" || o.references == "auto" && r.folders > 0 {
 				r.addReferences()
 			}
-			if err := r.print(c.OutOrStdout(), c.ErrOrStderr(), f.output, o.annotations); err != nil {
+			if err := r.print(c.OutOrStdout(), c.ErrOrStderr(), f.output, o.annotations, f.columns(c)); err != nil {
 				return err
 			}
 			if r.failed(o.strict) {
@@ -256,10 +256,11 @@ type validated struct {
 	Text     string `json:"text"`
 }
 
-// print writes the problems, and to told, of a table, a line that sums up.
-func (r *validation) print(w, told io.Writer, form, annotations string) error {
+// print writes the problems, as lines if their table has more than columns, and to told, of a table, a line that sums up.
+func (r *validation) print(w, told io.Writer, form, annotations string, columns int) error {
 	all := []validated{}
 	var rows [][]string
+	var lines []problemLine
 	for _, p := range r.problems {
 		v := validated{Severity: p.Severity.String(), File: p.Origin.File, Line: p.Origin.Line, Field: p.Field, Text: p.Text}
 		if p.Key != (object.Key{}) {
@@ -267,6 +268,7 @@ func (r *validation) print(w, told io.Writer, form, annotations string) error {
 		}
 		all = append(all, v)
 		rows = append(rows, []string{v.Severity, p.Origin.String(), v.Object, v.Field, v.Text})
+		lines = append(lines, problemLine{v.Severity, p.Origin.String(), v.Object, v.Field, v.Text, ""})
 	}
 	switch {
 	case annotations == "github":
@@ -277,7 +279,11 @@ func (r *validation) print(w, told io.Writer, form, annotations string) error {
 		return printValue(w, form, all)
 	}
 	if len(rows) > 0 {
-		if err := printTable(w, []string{"SEVERITY", "WHERE", "OBJECT", "FIELD", "WHAT"}, rows); err != nil {
+		if err := printFitting(w, columns,
+			func(w io.Writer) error {
+				return wholeTable(w, []string{"SEVERITY", "WHERE", "OBJECT", "FIELD", "WHAT"}, rows)
+			},
+			func(w io.Writer) error { return printProblemLines(w, columns, lines) }); err != nil {
 			return err
 		}
 	}
