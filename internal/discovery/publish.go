@@ -280,7 +280,7 @@ func (p *publisher) update(moved []incr.Moved, policies ...object.Key) (classes 
 			p.refresh(c)
 		}
 	}
-	var steps []publishedStep
+	steps := make([]publishedStep, 0, len(changed))
 	another := map[string]bool{} // connections with another class
 	for _, m := range moved {
 		if key, ok := m.Key.(model.ProxyKey); ok {

@@ -40,6 +40,8 @@ type inbound struct {
 	// its size when decoded; done is closed when the stream has ended.
 	charge func(bytes int) error
 	done   <-chan struct{}
+	// decoded is called when a large request has been decoded, or refused; nil for nothing.
+	decoded func()
 	// size is that of the encoded request, in bytes.
 	size int
 	incoming
@@ -47,6 +49,16 @@ type inbound struct {
 	// its own.
 	err error
 }
+
+// turnOver says that a large request has been dealt with.
+func (q *inbound) turnOver() {
+	if q.decoded != nil {
+		q.decoded()
+	}
+}
+
+// reset makes it ready for the stream's next request.
+func (q *inbound) reset() { q.wantNode, q.size, q.incoming, q.err = false, 0, incoming{}, nil }
 
 // incoming is the part of a request that the stream uses.
 type incoming struct {
@@ -72,6 +84,7 @@ func (q *inbound) unmarshal(data mem.BufferSlice) {
 	size := data.Len()
 	q.size = size
 	if size > large {
+		defer q.turnOver()
 		// It is charged for while it waits: there may be one for each stream.
 		if q.err = q.charge(size); q.err != nil {
 			return

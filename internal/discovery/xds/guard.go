@@ -108,7 +108,9 @@ type guard struct {
 	in, out meter
 	frames  int // that have begun to come
 	streams map[uint32]*message
-	waiting int           // bytes of unfinished requests
+	waiting int // bytes of unfinished requests
+	large   int // size of the unfinished requests that are large, in bytes
+	turn    turn
 	full    chan struct{} // closed while they are too many
 	eased   chan struct{} // closed when they no longer are; nil while they are not
 }
@@ -144,6 +146,7 @@ func (g *guard) closeSoon() {
 
 // Read implements net.Conn.
 func (g *guard) Read(b []byte) (int, error) {
+	g.awaitTurn()
 	n, err := g.Conn.Read(b)
 	eased := g.received(b[:n])
 	if eased == nil || err != nil {
@@ -191,7 +194,9 @@ func (g *guard) received(b []byte) (eased <-chan struct{}) {
 		}
 	}, func(data []byte) {
 		if m := g.streams[g.in.stream()]; m != nil {
+			g.large -= m.large()
 			g.waiting += m.receive(data)
+			g.large += m.large()
 		}
 	})
 	if g.waiting <= maxUnfinished {
@@ -212,6 +217,7 @@ func (g *guard) drop(id uint32) {
 	}
 	delete(g.streams, id)
 	g.waiting -= m.waiting()
+	g.large -= m.large()
 	if g.eased != nil && g.waiting <= maxUnfinished {
 		close(g.eased)
 		g.eased, g.full = nil, make(chan struct{})

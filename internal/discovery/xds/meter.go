@@ -107,3 +107,11 @@ func (m *message) waiting() int {
 	}
 	return m.size() - m.left
 }
+
+// large is the size of the message if it is a large one whose head has come, but not all of the rest; else 0.
+func (m *message) large() int {
+	if m.n < len(m.head) || m.size() <= large {
+		return 0
+	}
+	return m.size()
+}

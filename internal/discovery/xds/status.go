@@ -88,9 +88,10 @@ type TypeStatus struct {
 // and are read without the lock.
 type connection struct {
 	mu     sync.Mutex
-	status Connection
-	trust  string // version of the trust bundle that the agent has acknowledged
-	guard  *guard // set before the connection is listed
+	status Connection            // without Types
+	types  [numTypes]*TypeStatus // nil for those that were not asked for
+	trust  string                // version of the trust bundle that the agent has acknowledged
+	guard  *guard                // set before the connection is listed
 	// questions are asked on the stream's goroutine, until ended is closed.
 	questions chan func(*Sub)
 	ended     chan struct{}
@@ -99,7 +100,7 @@ type connection struct {
 func newConnection(ctx context.Context, id string, n mesh.Node, who mesh.Identity, delta bool) *connection {
 	// Hundreds of names per proxy, all alike.
 	n.Extensions = nil
-	c := &connection{questions: make(chan func(*Sub)), ended: make(chan struct{}), status: Connection{ID: id, Node: n, Identity: who, Delta: delta, Since: time.Now(), Types: map[Type]TypeStatus{}}}
+	c := &connection{questions: make(chan func(*Sub)), ended: make(chan struct{}), status: Connection{ID: id, Node: n, Identity: who, Delta: delta, Since: time.Now()}}
 	if p, ok := peer.FromContext(ctx); ok {
 		c.status.Peer = p.Addr.String()
 		if t, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 {
@@ -117,9 +118,10 @@ func (c *connection) change(t Type, f func(*TypeStatus)) {
 }
 
 func (c *connection) set(t Type, f func(*TypeStatus)) {
-	s := c.status.Types[t]
-	f(&s)
-	c.status.Types[t] = s
+	if c.types[t] == nil {
+		c.types[t] = &TypeStatus{}
+	}
+	f(c.types[t])
 }
 
 // asked notes that a type was asked for.
@@ -129,11 +131,14 @@ func (c *connection) asked(t Type) { c.change(t, func(*TypeStatus) {}) }
 func (c *connection) progress(sub *Sub) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for t, s := range c.status.Types {
-		n, synced, refused := sub.Subscribed(t), sub.Synced(t), sub.Refused(t)
-		if s.Resources != n || s.Synced != synced || !slices.Equal(s.Refused, refused) {
-			s.Resources, s.Synced, s.Refused = n, synced, refused
-			c.status.Types[t] = s
+	for t, s := range c.types {
+		if s == nil {
+			continue
+		}
+		t := Type(t)
+		s.Resources, s.Synced = sub.Subscribed(t), sub.Synced(t)
+		if refused := sub.Refused(t); !slices.Equal(s.Refused, refused) {
+			s.Refused = refused // which snapshots may share: it is never changed
 		}
 	}
 }
@@ -149,7 +154,7 @@ func (c *connection) sent(e Send) {
 func (c *connection) stuck(e Stuck) (news bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	news = !c.status.Stuck()
+	news = !c.isStuck()
 	c.set(e.Type, func(s *TypeStatus) { s.Stuck = e.Since })
 	return news
 }
@@ -158,12 +163,17 @@ func (c *connection) stuck(e Stuck) (news bool) {
 func (c *connection) answered(t Type, f func(*TypeStatus)) (news bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	before := c.status.Stuck()
+	before := c.isStuck()
 	c.set(t, func(s *TypeStatus) {
 		s.Stuck = time.Time{}
 		f(s)
 	})
-	return before && !c.status.Stuck()
+	return before && !c.isStuck()
+}
+
+// isStuck says whether some response is unanswered for too long. The caller holds mu.
+func (c *connection) isStuck() bool {
+	return slices.ContainsFunc(c.types[:], func(s *TypeStatus) bool { return s != nil && !s.Stuck.IsZero() })
 }
 
 func (c *connection) acked(e Acked) (news bool) {
@@ -239,9 +249,11 @@ func (c *connection) snapshot() Connection {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	out := c.status
-	out.Types = make(map[Type]TypeStatus, len(c.status.Types))
-	for t, s := range c.status.Types {
-		out.Types[t] = s
+	out.Types = make(map[Type]TypeStatus, numTypes)
+	for t, s := range c.types {
+		if s != nil {
+			out.Types[Type(t)] = *s
+		}
 	}
 	return out
 }
@@ -333,10 +345,14 @@ func (s *Server) count() int {
 // countStuck is how many connections have a response unanswered for 10 s or more.
 func (s *Server) countStuck() int {
 	n := 0
-	for _, c := range s.Connections() {
-		if c.Stuck() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.conns {
+		c.mu.Lock()
+		if c.isStuck() {
 			n++
 		}
+		c.mu.Unlock()
 	}
 	return n
 }

@@ -127,7 +127,7 @@ func TestTheLastRefusalIsKept(t *testing.T) {
 	at := time.Unix(1, 0)
 	c.nacked(Nacked{Type: LDS, Nonce: "1", Names: []string{"bad"}, Message: "no such filter"}, at)
 	c.acked(Acked{Type: LDS, Nonce: "2"})
-	if s := c.status.Types[LDS]; s.Message != "" || s.LastMessage != "no such filter" || !s.LastRejected.Equal(at) {
+	if s := c.types[LDS]; s.Message != "" || s.LastMessage != "no such filter" || !s.LastRejected.Equal(at) {
 		t.Errorf("%+v", s)
 	}
 }

@@ -52,7 +52,7 @@ type stream struct {
 }
 
 func newStream(s *Server, wire grpc.ServerStream, a *account, conn *guard) *stream {
-	return &stream{server: s, guard: conn, overrun: conn.overrun(), receiver: receiver{wire: wire, account: a, metrics: s.metrics, in: make(chan incoming), failed: make(chan error, 1)}}
+	return &stream{server: s, guard: conn, overrun: conn.overrun(), receiver: receiver{wire: wire, account: a, metrics: s.metrics, decoded: conn.endTurn, in: make(chan incoming), failed: make(chan error, 1)}}
 }
 
 // endAt makes the stream end when the certificate that authenticated it expires; a zero time is
@@ -80,6 +80,7 @@ type receiver struct {
 	account *account
 	metrics *metrics
 	delta   bool
+	decoded func() // see inbound
 	in      chan incoming
 	failed  chan error
 }
@@ -116,8 +117,8 @@ func (s *stream) next(ctx context.Context, limit <-chan time.Time) (incoming, er
 // receive hands over requests, and charges the client for each until it has been dealt
 // with. The transport ends it with the stream's context, which ends with its handler.
 func (s *receiver) receive(ctx context.Context) {
-	for first := true; ; first = false {
-		q := &inbound{delta: s.delta, wantNode: first, charge: s.account.charge, done: ctx.Done()}
+	q := &inbound{delta: s.delta, wantNode: true, charge: s.account.charge, done: ctx.Done(), decoded: s.decoded}
+	for ; ; q.reset() {
 		err := s.wire.RecvMsg(q)
 		s.metrics.receivedRequest(q.size)
 		if err == nil {
