@@ -60,6 +60,8 @@ type Metadata struct {
 	Topology Topology
 	// Tracing is that of the node's ProxyConfig.
 	Tracing Tracing
+	// Texts are the other values that are texts.
+	Texts Texts
 	// NotApplied are the fields of the node's ProxyConfig that the proxy does not get.
 	NotApplied ProxyConfigFields
 }
@@ -141,13 +143,13 @@ const proxyConfigKey = "PROXY_CONFIG"
 // Tracing by [IsTracing] and [DecodeTracing], and AccessLogService by [IsAccessLogService] and [DecodeAccessLogService].
 func IsProxyConfig(key string) bool { return key == proxyConfigKey }
 
-// ReadsMetadata reports whether DecodeMetadata reads the value of a key. Values of other keys need not be
-// decoded or kept.
+// ReadsMetadata reports whether DecodeMetadata reads the value of a key, whatever it is. Values of other keys need not be
+// decoded or kept, but for those for which IsText is true.
 func ReadsMetadata(key string) bool { return metadataKeys[key] }
 
 // DecodeMetadata decodes node metadata in the encodings that agents use: booleans and numbers
 // may be strings, lists may be comma-separated strings, and values of LABELS need not be
-// strings. It ignores keys for which ReadsMetadata and IsProxyConfig are false, and values of an unexpected type.
+// strings. It ignores keys for which ReadsMetadata and IsProxyConfig are false, but for Texts, and values of an unexpected type.
 // It returns an error that names the key if INSTANCE_IPS has an invalid address or a limit is
 // exceeded.
 func DecodeMetadata(raw map[string]any) (Metadata, error) {
@@ -170,6 +172,7 @@ func DecodeMetadata(raw map[string]any) (Metadata, error) {
 		SelfDiscovery:  Bool(raw[SelfDiscoveryKey]),
 		Topology:       topology(raw[proxyConfigKey]),
 		NotApplied:     notApplied(raw[proxyConfigKey]),
+		Texts:          NewTexts(raw),
 
 		DNSAutoAllocate:       Bool(raw["DNS_AUTO_ALLOCATE"]),
 		ProxylessCertificates: Bool(raw[ProxylessCertificatesKey]),

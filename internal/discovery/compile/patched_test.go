@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
-	"github.com/pilothouse/pilothouse/internal/discovery/compile/patch"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
+	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
 
@@ -88,12 +88,16 @@ func TestPatchRerunsWhatItMatches(t *testing.T) {
 func TestPatchesByMetadata(t *testing.T) {
 	node := proxy(t, "sidecar~10.99.0.9~client.shop~shop.svc.cluster.local", "app=client")
 	node.Metadata.ClusterID, node.Metadata.Network, node.Metadata.IstioVersion = "one", "net", "1.28.0"
-	said := map[string]string{"NAME": "client", "NAMESPACE": "shop", "CLUSTER_ID": "one", "NETWORK": "net", "ISTIO_VERSION": "1.28.0"}
-	for _, key := range patch.MetadataKeys {
+	node.Metadata.Texts = mesh.NewTexts(map[string]any{"RACK": "r 7", "EMPTY": "", "NUMBER": 7.0})
+	for key, said := range map[string]string{
+		"NAME": "client", "NAMESPACE": "shop", "CLUSTER_ID": "one", "NETWORK": "net", "ISTIO_VERSION": "1.28.0", "INSTANCE_IPS": "10.99.0.9", "RACK": "r 7", "EMPTY": "",
+	} {
 		for match, want := range map[string]bool{
-			key + ": \"" + said[key] + "\"":              true,
-			key + ": other":                              false,
-			key + ": \"" + said[key] + "\", NAME: other": false,
+			key + ": \"" + said + "\"":                true,
+			key + ": other":                           false,
+			key + ": \"" + said + "\", NAME: other":   false,
+			key + ": \"" + said + "\", ABSENT: x":     false,
+			key + ": \"" + said + "\", NUMBER: \"7\"": false, // no text
 		} {
 			if key == "NAME" && strings.Contains(match, ",") {
 				continue

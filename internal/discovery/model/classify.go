@@ -35,6 +35,8 @@ type ProxyKey struct {
 	Service string
 	// Tracing is what the node says of traces.
 	Tracing mesh.Tracing
+	// Texts are what else EnvoyFilters may select the proxy by.
+	Texts mesh.Texts
 }
 
 // KeyOf returns the key of a node. The account is the service account that its caller has proved, empty if it
@@ -52,6 +54,7 @@ func KeyOf(n mesh.Node, account string) ProxyKey {
 		Service:  n.Service,
 		Tracing:  n.Metadata.Tracing,
 		Topology: n.Metadata.Topology,
+		Texts:    n.Metadata.Texts,
 		Location: mesh.Location{Network: n.Metadata.Network, Cluster: n.Metadata.ClusterID, Locality: n.Locality},
 	}
 }

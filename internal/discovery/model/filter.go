@@ -136,13 +136,12 @@ func (f *EnvoyFilter) bootstrapPatches(k ProxyKey) string {
 	return strings.Join(some, ",")
 }
 
-// matchesProxy reports whether a patch's match is for a proxy: by its version, and by what its node's metadata say. A key that is not one of
-// patch.MetadataKeys matches nothing. [control-plane 1.9.26]
+// matchesProxy reports whether a patch's match is for a proxy: by its version, and by what its node's metadata say, as
+// texts. [control-plane 1.9.26]
 func matchesProxy(p *networking.EnvoyFilter_EnvoyConfigObjectPatch, k ProxyKey) bool {
 	of := p.GetMatch().GetProxy()
-	said := map[string]string{"NAME": k.Name, "NAMESPACE": k.Namespace, "CLUSTER_ID": k.Location.Cluster, "NETWORK": k.Location.Network, "ISTIO_VERSION": k.Version}
 	for key, want := range of.GetMetadata() {
-		if got, ok := said[key]; !ok || got != want {
+		if got, ok := k.said(key); !ok || got != want {
 			return false
 		}
 	}
@@ -150,7 +149,26 @@ func matchesProxy(p *networking.EnvoyFilter_EnvoyConfigObjectPatch, k ProxyKey) 
 		return true
 	}
 	re, err := regexp.Compile(of.GetProxyVersion())
-	return err == nil && re.MatchString(k.Version)
+	return err == nil && k.Version != "" && re.MatchString(k.Version)
+}
+
+// said returns the value of a key of the node's metadata that is a text.
+func (k ProxyKey) said(key string) (string, bool) {
+	switch key {
+	case "NAME":
+		return k.Name, true
+	case "NAMESPACE":
+		return k.Namespace, true
+	case "CLUSTER_ID":
+		return k.Location.Cluster, true
+	case "NETWORK":
+		return k.Location.Network, true
+	case "ISTIO_VERSION":
+		return k.Version, true
+	case "INSTANCE_IPS":
+		return k.IPs, true
+	}
+	return k.Texts.Get(key)
 }
 
 // patchesFor says which patches are for a context of a proxy, in the form "#0,2", "" for all that are for the

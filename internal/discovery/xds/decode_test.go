@@ -127,6 +127,26 @@ func TestNodesAreReadWhole(t *testing.T) {
 	}
 }
 
+// Values that are texts are kept, whatever their keys, for EnvoyFilters to select proxies by; others are not.
+func TestTextsOfNodesAreKept(t *testing.T) {
+	n, err := decodeNode(encoded(t, node(map[string]any{
+		"RACK": "r7", "EMPTY": "", "INTERCEPTION_MODE": "tproxy", "NAME": "web-1", "NUMBER": 7, "LIST": []any{"a"}, "LONG": strings.Repeat("x", 257), "ESCAPE": "a\x1b[1m", "NUL": "a\x00RACK",
+	})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]string{"RACK": "r7", "EMPTY": "", "INTERCEPTION_MODE": "tproxy"} {
+		if got, ok := n.Metadata.Texts.Get(key); !ok || got != want {
+			t.Errorf("%s: %q, %v, want %q", key, got, ok, want)
+		}
+	}
+	for _, key := range []string{"NAME", "NUMBER", "LIST", "LONG", "ESCAPE", "NUL", "r7", ""} {
+		if got, ok := n.Metadata.Texts.Get(key); ok {
+			t.Errorf("%s: %q, want none", key, got)
+		}
+	}
+}
+
 func TestRequestsPastTheirBounds(t *testing.T) {
 	long := func(n int) string { return strings.Repeat("x", n) }
 	many := slices.Repeat([]string{"x"}, maxRequestNames+1)

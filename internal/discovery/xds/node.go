@@ -136,8 +136,12 @@ func (d *nodeDecoder) entry(v []byte) error {
 	if err == nil && mesh.IsProxyConfig(key) {
 		d.config = decodeProxyConfig(value)
 	}
-	if err != nil || !mesh.ReadsMetadata(key) {
+	if err != nil {
 		return err
+	}
+	if !mesh.ReadsMetadata(key) {
+		d.text(key, value)
+		return nil
 	}
 	if len(value) > maxMetadataValue {
 		return fmt.Errorf("node metadata %s of %d bytes: want at most %d", key, len(value), maxMetadataValue)
@@ -148,6 +152,22 @@ func (d *nodeDecoder) entry(v []byte) error {
 	}
 	d.metadata[key] = decoded.AsInterface()
 	return nil
+}
+
+// text keeps the value of a key, an encoded structpb.Value, if it is a text that EnvoyFilters may select the proxy by. What cannot be read, or
+// is not printable, is as if it were not there.
+func (d *nodeDecoder) text(key string, value []byte) {
+	const stringValue = 3
+	said, found := "", false
+	err := eachField(value, func(n protowire.Number, v []byte) error {
+		if n == stringValue && len(v) <= maxNodeText {
+			said, found = string(v), true
+		}
+		return nil
+	})
+	if err == nil && found && mesh.IsText(key, said) && printable.Is(key) && printable.Is(said) {
+		d.metadata[key] = said
+	}
 }
 
 // proxyConfig is what is used of a node's ProxyConfig.
@@ -272,7 +292,7 @@ func (d *nodeDecoder) userAgent() string {
 func nodeCost(n mesh.Node) int {
 	m := n.Metadata
 	size := len(n.ID) + len(n.Domain) + len(m.Name) + len(m.Namespace) + len(m.ServiceAccount) + len(m.ClusterID) + len(m.Network) + len(m.IstioVersion) + len(m.AutoRegisterGroup) +
-		len(n.UserAgent) + len(n.Service) + len(m.Tracing.Tags) + len(n.Locality.Region) + len(n.Locality.Zone) + len(n.Locality.Subzone) + 64*len(m.InstanceIPs)
+		len(n.UserAgent) + len(n.Service) + len(m.Texts.String()) + len(m.Tracing.Tags) + len(n.Locality.Region) + len(n.Locality.Zone) + len(n.Locality.Subzone) + 64*len(m.InstanceIPs)
 	for k, v := range m.Labels {
 		size += costOf(k) + costOf(v)
 	}

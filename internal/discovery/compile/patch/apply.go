@@ -93,7 +93,8 @@ func Listener(l *listenerv3.Listener, name string, in Context, patches []*Patch)
 	if l == nil {
 		return nil, results
 	}
-	l, _ = run(l, patches, results, func(p *Patch) bool { return p.Place != nil && !added && p.TouchesListener(name, in) }, placed(in))
+	ranks := ranksOf(patches)
+	l, _ = run(l, patches, results, func(p *Patch) bool { return p.Place != nil && !added && p.TouchesListener(name, in) }, ranks.placed(in))
 	matches := func(p *Patch) bool { return p.Place == nil && p.In(in) && p.matchesListener(l.Name, listenerPort(l)) }
 	gone := false
 	l, gone = run(l, patches, results, func(p *Patch) bool {
@@ -116,8 +117,8 @@ func Listener(l *listenerv3.Listener, name string, in Context, patches []*Patch)
 	}{
 		{networking.EnvoyFilter_LISTENER_FILTER, listenerFilters},
 		{networking.EnvoyFilter_FILTER_CHAIN, filterChains},
-		{networking.EnvoyFilter_NETWORK_FILTER, networkFilters},
-		{networking.EnvoyFilter_HTTP_FILTER, httpFilters},
+		{networking.EnvoyFilter_NETWORK_FILTER, ranks.networkFilters},
+		{networking.EnvoyFilter_HTTP_FILTER, ranks.httpFilters},
 	} {
 		l, _ = run(l, patches, results, func(p *Patch) bool { return p.ApplyTo == s.to && matches(p) }, s.step)
 	}
@@ -149,12 +150,12 @@ func Extension(name string, in Context, patches []*Patch) (e *corev3.TypedExtens
 }
 
 // edit applies an operation to a list: to its elements for which selected is true. Without a selector, a patch inserts at the
-// ends of the list. before is the number of elements at the end that ADD comes before.
-func edit[T any](list []T, p *Patch, selector bool, selected func(T) bool, value func() T, before int, mergeIn func(T) error) (out []T, matched bool, err error) {
+// ends of the list. ADD inserts at an index of its own.
+func edit[T any](list []T, p *Patch, selector bool, selected func(T) bool, value func() T, addAt int, mergeIn func(T) error) (out []T, matched bool, err error) {
 	at := slices.IndexFunc(list, selected)
 	switch p.Operation {
 	case add:
-		return slices.Insert(list, len(list)-min(before, len(list)), value()), true, nil
+		return slices.Insert(list, addAt, value()), true, nil
 	case insertFirst:
 		if selector && at < 0 {
 			return list, false, nil
@@ -200,7 +201,7 @@ func listenerFilters(l *listenerv3.Listener, p *Patch) (matched bool, err error)
 	selector := p.Match.GetListener().GetListenerFilter()
 	name := first(selector, p.name())
 	l.ListenerFilters, matched, err = edit(l.ListenerFilters, p, selector != "", func(f *listenerv3.ListenerFilter) bool { return f.Name == name },
-		func() *listenerv3.ListenerFilter { return proto.CloneOf(p.Value.(*listenerv3.ListenerFilter)) }, 0, nil)
+		func() *listenerv3.ListenerFilter { return proto.CloneOf(p.Value.(*listenerv3.ListenerFilter)) }, len(l.ListenerFilters), nil)
 	return matched, err
 }
 
@@ -248,7 +249,7 @@ func eachChain(l *listenerv3.Listener, p *Patch, do func(*listenerv3.FilterChain
 	return matched, nil
 }
 
-func networkFilters(l *listenerv3.Listener, p *Patch) (bool, error) {
+func (ranks ranks) networkFilters(l *listenerv3.Listener, p *Patch) (bool, error) {
 	selector := canonical(p.filter().GetName())
 	name := first(selector, canonical(p.name()))
 	return eachChain(l, p, func(fc *listenerv3.FilterChain) (matched bool, err error) {
@@ -257,7 +258,7 @@ func networkFilters(l *listenerv3.Listener, p *Patch) (bool, error) {
 			last = fc.Filters[n-1].Name
 		}
 		fc.Filters, matched, err = edit(fc.Filters, p, selector != "", func(f *listenerv3.Filter) bool { return canonical(f.Name) == name },
-			func() *listenerv3.Filter { return proto.CloneOf(p.Value.(*listenerv3.Filter)) }, 1,
+			func() *listenerv3.Filter { return proto.CloneOf(p.Value.(*listenerv3.Filter)) }, ranks.place(p, filterNames(fc.Filters)),
 			func(f *listenerv3.Filter) error { return p.mergeConfigured(f, p.Value.(*listenerv3.Filter)) })
 		if err != nil || !matched {
 			return matched, err
@@ -319,7 +320,7 @@ func eachManager(l *listenerv3.Listener, p *Patch, do func(*hcmv3.HttpConnection
 	})
 }
 
-func httpFilters(l *listenerv3.Listener, p *Patch) (bool, error) {
+func (ranks ranks) httpFilters(l *listenerv3.Listener, p *Patch) (bool, error) {
 	selector := canonical(p.filter().GetSubFilter().GetName())
 	name := first(selector, canonical(p.name()))
 	return eachManager(l, p, func(h *hcmv3.HttpConnectionManager) (matched bool, err error) {
@@ -328,7 +329,7 @@ func httpFilters(l *listenerv3.Listener, p *Patch) (bool, error) {
 			last = h.HttpFilters[n-1].Name
 		}
 		h.HttpFilters, matched, err = edit(h.HttpFilters, p, selector != "", func(f *hcmv3.HttpFilter) bool { return canonical(f.Name) == name },
-			func() *hcmv3.HttpFilter { return proto.CloneOf(p.Value.(*hcmv3.HttpFilter)) }, 1,
+			func() *hcmv3.HttpFilter { return proto.CloneOf(p.Value.(*hcmv3.HttpFilter)) }, ranks.place(p, filterNames(h.HttpFilters)),
 			func(f *hcmv3.HttpFilter) error { return p.mergeConfigured(f, p.Value.(*hcmv3.HttpFilter)) })
 		if err != nil || !matched {
 			return matched, err
@@ -463,7 +464,7 @@ func distinct(rc *routev3.RouteConfiguration) error {
 
 func hostRoutes(h *routev3.VirtualHost, p *Patch) (matched bool, err error) {
 	selector := p.Match.GetRouteConfiguration().GetVhost().GetRoute() != nil
-	h.Routes, matched, err = edit(h.Routes, p, selector, p.matchesRoute, func() *routev3.Route { return proto.CloneOf(p.Value.(*routev3.Route)) }, 0,
+	h.Routes, matched, err = edit(h.Routes, p, selector, p.matchesRoute, func() *routev3.Route { return proto.CloneOf(p.Value.(*routev3.Route)) }, len(h.Routes),
 		func(r *routev3.Route) error {
 			src := proto.CloneOf(p.Value.(*routev3.Route))
 			clearName(src)

@@ -345,16 +345,47 @@ func version(spec *extensions.TrafficExtension) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// The ranks of the filters of the control plane.
+// The ranks of filters, in the order in which requests pass them. [control-plane 1.9.27, 1.11.5]
 const (
-	rankPeer  = iota // what the client tells of itself
-	rankAuthn        // tokens
-	rankAuthz        // policies
-	rankOther
-	rankExtension // those of extensions that come before
+	rankPeer           = iota // what the client tells of itself
+	rankAuthnExtension        // extensions with a phase
+	rankAuthn                 // tokens
+	rankAuthnClass            // patches with a filterClass: after the filters that authenticate
+	rankAuthzExtension
+	rankAuthz // policies
+	rankAuthzClass
+	rankStatsExtension
+	rankStatsClass
+	rankOther // those that count, and the one that answers
 )
 
-func filterRank(name string) int {
+// ranks are those of the filters that extensions and patches insert, by name.
+type ranks map[string]int
+
+var (
+	phaseRanks = map[Phase]int{
+		extensions.TrafficExtension_AUTHN: rankAuthnExtension, extensions.TrafficExtension_AUTHZ: rankAuthzExtension, extensions.TrafficExtension_STATS: rankStatsExtension,
+	}
+	classRanks = map[networking.EnvoyFilter_Patch_FilterClass]int{
+		networking.EnvoyFilter_Patch_AUTHN: rankAuthnClass, networking.EnvoyFilter_Patch_AUTHZ: rankAuthzClass, networking.EnvoyFilter_Patch_STATS: rankStatsClass,
+	}
+)
+
+func ranksOf(patches []*Patch) ranks {
+	out := ranks{}
+	for _, p := range patches {
+		if rank, ok := classRanks[p.Class]; ok {
+			out[p.name()] = rank
+		} else if p.Place != nil {
+			if rank, ok := phaseRanks[p.Place.Phase]; ok {
+				out[p.name()] = rank
+			}
+		}
+	}
+	return out
+}
+
+func (ranks ranks) of(name string) int {
 	switch canonical(name) {
 	case "envoy.filters.http.header_to_metadata", "envoy.filters.http.header_mutation":
 		return rankPeer
@@ -363,37 +394,36 @@ func filterRank(name string) int {
 	case "envoy.filters.http.rbac", "envoy.filters.http.ext_authz", "envoy.filters.network.rbac", "envoy.filters.network.ext_authz":
 		return rankAuthz
 	}
-	if strings.HasPrefix(name, wasmPluginPrefix) || strings.HasPrefix(name, trafficExtensionPrefix) {
-		return rankExtension
+	if rank, ok := ranks[name]; ok {
+		return rank
 	}
 	return rankOther
 }
 
-// placeOf returns where the filter of an extension goes among filters: before those that authenticate, between them and those that
-// authorize, after these, or before the one that answers, which is the last; and after the extensions that are there already.
-func (p *Place) placeOf(names []string) int {
-	last := max(len(names)-1, 0)
-	after := 0
-	switch p.Phase {
-	case extensions.TrafficExtension_AUTHN:
-		after = lastOf(names[:last], rankPeer)
-	case extensions.TrafficExtension_AUTHZ:
-		after = lastOf(names[:last], rankAuthn)
-	case extensions.TrafficExtension_STATS:
-		after = lastOf(names[:last], rankAuthz)
-	default:
-		return last
+// place returns where ADD puts the filter of a patch among filters: after those that come before its class, and before the one that answers,
+// which is the last.
+func (ranks ranks) place(p *Patch, names []string) int {
+	rank, ok := classRanks[p.Class]
+	if !ok {
+		rank = rankOther
 	}
-	for after < last && filterRank(names[after]) == rankExtension {
-		after++
-	}
-	return after
+	return ranks.after(names, rank)
 }
 
-// lastOf returns the index after the last filter with a rank up to this one.
-func lastOf(names []string, rank int) int {
-	for i := len(names); i > 0; i-- {
-		if filterRank(names[i-1]) <= rank {
+// placeOf returns where the filter of an extension goes among filters: before those that authenticate, between them and those that
+// authorize, after these, or before the one that answers, which is the last; and after the extensions that are there already.
+func (ranks ranks) placeOf(p *Place, names []string) int {
+	rank, ok := phaseRanks[p.Phase]
+	if !ok {
+		rank = rankOther
+	}
+	return ranks.after(names, rank)
+}
+
+// after returns the index after the last filter with a rank up to this one, but for the one that answers.
+func (ranks ranks) after(names []string, rank int) int {
+	for i := len(names) - 1; i > 0; i-- {
+		if ranks.of(names[i-1]) <= rank {
 			return i
 		}
 	}
@@ -401,7 +431,7 @@ func lastOf(names []string, rank int) int {
 }
 
 // placed puts the filters of extensions into a listener.
-func placed(in Context) func(*listenerv3.Listener, *Patch) (bool, error) {
+func (ranks ranks) placed(in Context) func(*listenerv3.Listener, *Patch) (bool, error) {
 	return func(l *listenerv3.Listener, p *Patch) (bool, error) {
 		return eachChain(l, &Patch{}, func(fc *listenerv3.FilterChain) (matched bool, err error) {
 			port := listenerPort(l)
@@ -412,7 +442,7 @@ func placed(in Context) func(*listenerv3.Listener, *Patch) (bool, error) {
 				return false, nil
 			}
 			if f, ok := p.Value.(*listenerv3.Filter); ok {
-				fc.Filters = slices.Insert(fc.Filters, p.Place.placeOf(filterNames(fc.Filters)), proto.CloneOf(f))
+				fc.Filters = slices.Insert(fc.Filters, ranks.placeOf(p.Place, filterNames(fc.Filters)), proto.CloneOf(f))
 				return true, nil
 			}
 			for _, f := range fc.Filters {
@@ -423,7 +453,7 @@ func placed(in Context) func(*listenerv3.Listener, *Patch) (bool, error) {
 				if err := f.GetTypedConfig().UnmarshalTo(h); err != nil {
 					return true, err
 				}
-				h.HttpFilters = slices.Insert(h.HttpFilters, p.Place.placeOf(filterNames(h.HttpFilters)), proto.CloneOf(p.Value.(*hcmv3.HttpFilter)))
+				h.HttpFilters = slices.Insert(h.HttpFilters, ranks.placeOf(p.Place, filterNames(h.HttpFilters)), proto.CloneOf(p.Value.(*hcmv3.HttpFilter)))
 				setConfig(f, pack(h))
 				matched = true
 			}

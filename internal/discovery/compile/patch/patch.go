@@ -26,6 +26,8 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
 	networking "istio.io/api/networking/v1alpha3"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
 // The names of network filters that have parts of their own.
@@ -44,16 +46,15 @@ const (
 	Gateway  = networking.EnvoyFilter_GATEWAY
 )
 
-// MetadataKeys are the keys of a node's metadata by which a match may select proxies.
-var MetadataKeys = []string{"NAME", "NAMESPACE", "CLUSTER_ID", "NETWORK", "ISTIO_VERSION"}
-
 // Patch is one of an EnvoyFilter's patches. It must not be changed.
 type Patch struct {
 	// Index is the patch's in configPatches.
 	Index     int
 	ApplyTo   networking.EnvoyFilter_ApplyTo
 	Operation networking.EnvoyFilter_Patch_Operation
-	Match     *networking.EnvoyFilter_EnvoyConfigObjectMatch
+	// Class is where ADD puts a filter; UNSPECIFIED is before the last one.
+	Class networking.EnvoyFilter_Patch_FilterClass
+	Match *networking.EnvoyFilter_EnvoyConfigObjectMatch
 	// Value is a message of the type that ApplyTo names, nil for REMOVE.
 	Value proto.Message
 	// Discovers are the extension configurations that filters in Value take from this control plane.
@@ -171,9 +172,7 @@ func (p *parser) parse(spec *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 		return
 	}
 	p.match(row.match)
-	if spec.GetPatch().GetFilterClass() != networking.EnvoyFilter_Patch_UNSPECIFIED {
-		p.faults = append(p.faults, Fault{Field: "patch.filterClass", Severity: Partly, Text: "not applied: the filter comes before the last one; use INSERT_BEFORE or INSERT_AFTER"})
-	}
+	p.class(spec.GetPatch().GetFilterClass())
 	if p.patch.Operation == remove {
 		p.selected("")
 		return
@@ -183,6 +182,26 @@ func (p *parser) parse(spec *networking.EnvoyFilter_EnvoyConfigObjectPatch) {
 		return
 	}
 	p.value(row.empty(), spec.GetPatch().GetValue())
+}
+
+// class checks and takes over the class of a filter.
+func (p *parser) class(c networking.EnvoyFilter_Patch_FilterClass) {
+	switch c {
+	case networking.EnvoyFilter_Patch_UNSPECIFIED:
+		return
+	case networking.EnvoyFilter_Patch_AUTHN, networking.EnvoyFilter_Patch_AUTHZ, networking.EnvoyFilter_Patch_STATS:
+	default:
+		p.fail("patch.filterClass", "invalid value %s: want AUTHN, AUTHZ or STATS", c)
+		return
+	}
+	switch {
+	case p.patch.ApplyTo != networking.EnvoyFilter_HTTP_FILTER && p.patch.ApplyTo != networking.EnvoyFilter_NETWORK_FILTER:
+		p.faults = append(p.faults, Fault{Field: "patch.filterClass", Severity: Partly, Text: "not applied: it is for HTTP_FILTER and NETWORK_FILTER; remove it"})
+	case p.patch.Operation != add:
+		p.faults = append(p.faults, Fault{Field: "patch.filterClass", Severity: Partly, Text: fmt.Sprintf("not applied: %s says where the filter is; remove it, or use ADD", p.patch.Operation)})
+	default:
+		p.patch.Class = c
+	}
 }
 
 func names(ops operations) string {
@@ -285,8 +304,8 @@ func (p *parser) match(want string) {
 		p.leaveOut("match.listener.portName", "listeners have no port names; use portNumber")
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.GetProxy().GetMetadata())) {
-		if !slices.Contains(MetadataKeys, key) {
-			p.leaveOut("match.proxy.metadata", fmt.Sprintf("proxies are not selected by the key %q; use workloadSelector, or one of %s", key, strings.Join(MetadataKeys, ", ")))
+		if text := mesh.Uncomparable(key, m.GetProxy().GetMetadata()[key]); text != "" {
+			p.leaveOut("match.proxy.metadata", fmt.Sprintf("%q %s", key, text))
 		}
 	}
 	if _, err := regexp.Compile(m.GetProxy().GetProxyVersion()); err != nil {

@@ -75,7 +75,10 @@ func TestParse(t *testing.T) {
 		{`{applyTo: CLUSTER, patch: {operation: MERGE}}`, `patch.value: is empty; set the configuration to merge`},
 		{`{applyTo: CLUSTER, match: {listener: {portNumber: 80}}, patch: {operation: REMOVE}}`, `match.listener: is not what CLUSTER is matched by; use cluster`},
 		{`{applyTo: CLUSTER, match: {proxy: {proxyVersion: "("}}, patch: {operation: REMOVE}}`, `match.proxy.proxyVersion: invalid regular expression: error parsing regexp: missing closing ): ` + "`(`"},
-		{`{applyTo: CLUSTER, match: {proxy: {metadata: {NAME: x, a: b}}}, patch: {operation: REMOVE}}`, `(not applied) match.proxy.metadata: not applied: proxies are not selected by the key "a"; use workloadSelector, or one of NAME, NAMESPACE, CLUSTER_ID, NETWORK, ISTIO_VERSION`},
+		{`{applyTo: CLUSTER, match: {proxy: {metadata: {NAME: x, LABELS: b}}}, patch: {operation: REMOVE}}`, `(not applied) match.proxy.metadata: not applied: "LABELS" is no text, and matches no proxy; use workloadSelector`},
+		{`{applyTo: CLUSTER, match: {proxy: {metadata: {PLATFORM_METADATA: b}}}, patch: {operation: REMOVE}}`, `(not applied) match.proxy.metadata: not applied: "PLATFORM_METADATA" is no text, and matches no proxy; use a variable ISTIO_META_… of the proxy`},
+		{`{applyTo: CLUSTER, match: {proxy: {metadata: {ENVOY_EPOCH: "1"}}}, patch: {operation: REMOVE}}`, `(not applied) match.proxy.metadata: not applied: "ENVOY_EPOCH" is another one for each Envoy of a proxy, and matches none; remove it`},
+		{`{applyTo: CLUSTER, match: {proxy: {metadata: {a: ` + strings.Repeat("b", 257) + `}}}, patch: {operation: REMOVE}}`, `(not applied) match.proxy.metadata: not applied: "a" is longer than 256 bytes, and matches no proxy; use a shorter one`},
 		{`{applyTo: BOOTSTRAP, patch: {operation: MERGE, value: {stats_flush_interval: 9s}}}`, `(note) applyTo: takes effect at proxies whose agents have BOOTSTRAP_XDS_AGENT=true, when their Envoy is started or replaced`},
 		{`{applyTo: BOOTSTRAP, patch: {operation: MERGE, value: {statsFlush: 9s}}}`, `patch.value: unknown field "statsFlush"`},
 		{`{applyTo: BOOTSTRAP, patch: {operation: ADD, value: {}}}`, `patch.operation: invalid value ADD for BOOTSTRAP: want one of MERGE`},
@@ -102,7 +105,9 @@ patch.value.admin: must not be changed: the agent asks Envoy's admin interface`}
 		{`{applyTo: HTTP_FILTER, patch: {operation: INSERT_FIRST, value: {name: a, typed_config: {"@type": type.googleapis.com/xds.type.v3.TypedStruct, type_url: type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer, value: {none: 1}}}}}`, `patch.value: typed_config: unknown field "none"`},
 		{`{applyTo: HTTP_FILTER, patch: {operation: INSERT_FIRST, value: {name: a, config_discovery: {config_source: {ads: {}}}}}}`,
 			`patch.value: invalid HttpFilter.ConfigDiscovery: embedded message failed validation | caused by: invalid ExtensionConfigSource.TypeUrls: value must contain at least 1 item(s)`},
-		{`{applyTo: HTTP_FILTER, patch: {operation: ADD, filterClass: STATS, value: ` + named("a") + `}}`, `(partly) patch.filterClass: not applied: the filter comes before the last one; use INSERT_BEFORE or INSERT_AFTER`},
+		{`{applyTo: HTTP_FILTER, patch: {operation: INSERT_FIRST, filterClass: STATS, value: ` + named("a") + `}}`, `(partly) patch.filterClass: not applied: INSERT_FIRST says where the filter is; remove it, or use ADD`},
+		{`{applyTo: CLUSTER, patch: {operation: REMOVE, filterClass: STATS}}`, `(partly) patch.filterClass: not applied: it is for HTTP_FILTER and NETWORK_FILTER; remove it`},
+		{`{applyTo: HTTP_FILTER, patch: {operation: ADD, filterClass: 9, value: ` + named("a") + `}}`, `patch.filterClass: invalid value 9: want AUTHN, AUTHZ or STATS`},
 		{`{applyTo: HTTP_ROUTE, patch: {operation: INSERT_FIRST, value: {match: {prefix: /}}}}`, `patch.value: invalid Route.Action: value is required`},
 	} {
 		p, faults := patch.Parse(0, read(t, tt.spec, &networking.EnvoyFilter_EnvoyConfigObjectPatch{}))
