@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strconv"
@@ -70,11 +71,17 @@ func (c *check) kubernetesGateway(s *gatewayv1.GatewaySpec) {
 		c.warn("spec.defaultScope", "not applied: routes have to name the Gateway in parentRefs")
 	}
 	for i, a := range s.Addresses {
-		switch {
-		case deploy.Managed(s):
-			c.report(object.Info, item("spec.addresses", i), "asked of the load balancer of the Gateway's Service in Kubernetes")
-		case given(a.Type) != gatewayv1.HostnameAddressType:
-			c.warn(item("spec.addresses", i), "not applied: only an address of type Hostname, the name of a Service, says which Pods serve the Gateway")
+		of := cmp.Or(given(a.Type), gatewayv1.IPAddressType)
+		switch at := item("spec.addresses", i); {
+		case of == gatewayv1.HostnameAddressType:
+		case of != gatewayv1.IPAddressType:
+			c.warn(at, "not applied: unknown type %.100q, and nothing serves the Gateway: want IPAddress, or Hostname with the name of a Service", string(of))
+		case !deploy.Managed(s):
+			c.warn(at, "not applied: only an address of type Hostname, the name of a Service, says which Pods serve the Gateway")
+		case a.Value == "" || a.Value == deploy.Requested(s)[0]:
+			c.report(object.Info, at, "asked of the load balancer of the Gateway's Service in Kubernetes")
+		default:
+			c.warn(at, "not applied: one address can be asked of a load balancer, and %s is; further ones are by annotations of some load balancers, in spec.infrastructure.annotations", deploy.Requested(s)[0])
 		}
 	}
 	c.listeners(len(s.Listeners), func(i int) gatewayv1.Listener { return s.Listeners[i] })

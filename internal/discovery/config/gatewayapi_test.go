@@ -16,6 +16,12 @@ func TestGatewayAPIRules(t *testing.T) {
 		}},
 		{object.KubernetesGateway, "{gatewayClassName: istio, infrastructure: {parametersRef: {group: a, kind: B, name: c}}, listeners: []}", []string{"W spec.infrastructure.parametersRef: not applied: want a ConfigMap"}},
 		{object.KubernetesGateway, "{gatewayClassName: istio, infrastructure: {labels: {a: b}}, addresses: [{type: Hostname, value: a}, {value: 1.2.3.4}], listeners: []}", []string{"W spec.infrastructure: not applied: the Gateway is served", "W spec.addresses[1]: not applied"}},
+		{object.KubernetesGateway, "{gatewayClassName: istio, addresses: [{type: IPAddress}, {value: 1.2.3.4}, {value: '2001:db8::1'}], listeners: []}", []string{
+			"I spec.addresses[0]: asked of", "I spec.addresses[1]: asked of", "W spec.addresses[2]: not applied: one address can be asked of a load balancer, and 1.2.3.4 is;",
+		}},
+		{object.KubernetesGateway, "{gatewayClassName: istio, addresses: [{type: example.com/x, value: a}, {value: 1.2.3.4}], listeners: []}", []string{
+			"W spec.addresses[0]: not applied: unknown type \"example.com/x\"", "W spec.addresses[1]: not applied: only an address of type Hostname",
+		}},
 		{object.KubernetesGateway, "{gatewayClassName: istio, tls: {backend: {clientCertificateRef: {name: a, namespace: b}}}, addresses: [{type: Hostname, value: a}], listeners: []}", nil},
 		{object.KubernetesGateway, "{gatewayClassName: istio, tls: {backend: {clientCertificateRef: {name: a/b}}}, addresses: [{type: Hostname, value: a}], listeners: []}", []string{"E spec.tls.backend.clientCertificateRef: invalid reference to a Secret"}},
 		{object.KubernetesGateway, "{gatewayClassName: istio, tls: {frontend: {default: {validation: {caCertificateRefs: []}}}}, listeners: []}", []string{"E spec.tls.frontend.default.validation.caCertificateRefs: is missing"}},

@@ -55,9 +55,21 @@ type Gateway struct {
 	Sets []gatewayv1.Listener
 }
 
-// Managed reports whether objects are made for a Gateway: not if its addresses name the Service of Pods that its user runs.
+// Managed reports whether objects are made for a Gateway: not if its addresses name the Service of Pods that its user runs, nor if it has
+// one of a type that is not supported.
 func Managed(s *gatewayv1.GatewaySpec) bool {
-	return len(s.Addresses) == 0 || len(s.Addresses) == 1 && (s.Addresses[0].Type == nil || *s.Addresses[0].Type == gatewayv1.IPAddressType)
+	return !slices.ContainsFunc(s.Addresses, func(a gatewayv1.GatewaySpecAddress) bool { return a.Type != nil && *a.Type != gatewayv1.IPAddressType })
+}
+
+// Requested returns the IP addresses that a Gateway that is managed asks for. The first one is asked of the load balancer of its Service,
+// which takes no more.
+func Requested(s *gatewayv1.GatewaySpec) (out []string) {
+	for _, a := range s.Addresses {
+		if a.Value != "" {
+			out = append(out, a.Value)
+		}
+	}
+	return out
 }
 
 // Name returns the name of the Deployment and the Service of a Gateway.
@@ -324,8 +336,8 @@ func (p plan) service() map[string]any {
 	spec := map[string]any{
 		"type": cmp.Or(p.noteOf(serviceTypeNote), "LoadBalancer"), "selector": p.selector(), "ports": ports, "ipFamilyPolicy": "PreferDualStack",
 	}
-	if len(p.Spec.Addresses) > 0 && p.Spec.Addresses[0].Value != "" && spec["type"] == "LoadBalancer" {
-		spec["loadBalancerIP"] = p.Spec.Addresses[0].Value
+	if r := Requested(p.Spec); len(r) > 0 && spec["type"] == "LoadBalancer" {
+		spec["loadBalancerIP"] = r[0]
 	}
 	return p.object("v1", "Service", p.name, spec)
 }

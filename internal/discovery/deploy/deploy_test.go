@@ -234,7 +234,8 @@ func TestPortsOfListenerSets(t *testing.T) {
 func TestManaged(t *testing.T) {
 	for spec, want := range map[string]bool{
 		"{}": true, "{addresses: [{value: 192.0.2.1}]}": true, "{addresses: [{type: IPAddress}]}": true,
-		"{addresses: [{type: Hostname, value: a}]}": false, "{addresses: [{value: 192.0.2.1}, {value: 192.0.2.2}]}": false,
+		"{addresses: [{type: Hostname, value: a}]}": false, "{addresses: [{value: 192.0.2.1}, {value: 192.0.2.2}]}": true,
+		"{addresses: [{value: 192.0.2.1}, {type: Hostname, value: a}]}": false, "{addresses: [{type: example.com/x, value: a}, {value: 192.0.2.2}]}": false,
 	} {
 		if got := deploy.Managed(gateway(t, "spec: "+spec).Spec); got != want {
 			t.Errorf("%s: %t", spec, got)

@@ -147,6 +147,9 @@ func (m *Model) deployed(g *KubernetesGateway, labels map[string]string, service
 	if g.deployed != "" {
 		return labels[gatewayNameLabel] == g.Name
 	}
+	if _, has := g.unsupportedAddress(); has {
+		return false
+	}
 	for _, a := range g.Spec.Addresses {
 		if a.Type == nil || *a.Type != gatewayv1.HostnameAddressType {
 			continue

@@ -210,6 +210,9 @@ func (m *Model) setAccepted(g *KubernetesGateway, listeners []object.ListenerSta
 	if _, err := deploy.Parameters(g.Spec); err != nil && g.deployed != "" {
 		return object.GatewayCondition{Type: "Accepted", Reason: "ParentNotAccepted", Message: "the Gateway is not accepted: " + err.Error()}
 	}
+	if _, has := g.unsupportedAddress(); has {
+		return object.GatewayCondition{Type: "Accepted", Reason: "ParentNotAccepted", Message: "the Gateway is not accepted: it has an address of an unsupported type"}
+	}
 	invalid := 0
 	for _, l := range listeners {
 		if slices.ContainsFunc(l.Conditions, func(c object.GatewayCondition) bool { return c.Type != "Conflicted" && !c.True }) {

@@ -17,7 +17,7 @@ import (
 // Features are the names of the Gateway API's features that are supported, sorted. [control-plane 1.11.9]
 var Features = []string{
 	"BackendTLSPolicy", "BackendTLSPolicySANValidation", "GRPCRoute", "GRPCRouteNamedRouteRule", "Gateway", "GatewayAddressEmpty", "GatewayBackendClientCertificate", "GatewayFrontendClientCertificateValidation", "GatewayHTTPListenerIsolation", "GatewayHTTPSListenerDetectMisdirectedRequests", "GatewayInfrastructure",
-	"GatewayPort8080", "HTTPRoute", "HTTPRoute303RedirectStatusCode", "HTTPRoute307RedirectStatusCode", "HTTPRoute308RedirectStatusCode", "HTTPRouteBackendProtocolH2C",
+	"GatewayPort8080", "GatewayStaticAddresses", "HTTPRoute", "HTTPRoute303RedirectStatusCode", "HTTPRoute307RedirectStatusCode", "HTTPRoute308RedirectStatusCode", "HTTPRouteBackendProtocolH2C",
 	"HTTPRouteBackendProtocolWebSocket", "HTTPRouteBackendRequestHeaderModification", "HTTPRouteBackendTimeout", "HTTPRouteCORS", "HTTPRouteDestinationPortMatching", "HTTPRouteHostRewrite",
 	"HTTPRouteMethodMatching", "HTTPRouteNamedRouteRule", "HTTPRouteParentRefPort", "HTTPRoutePathRedirect", "HTTPRoutePathRewrite", "HTTPRoutePortRedirect", "HTTPRouteQueryParamMatching",
 	"HTTPRouteRequestMirror", "HTTPRouteRequestMultipleMirrors", "HTTPRouteRequestPercentageMirror", "HTTPRouteRequestTimeout", "HTTPRouteResponseHeaderModification", "HTTPRouteRetry",
@@ -90,6 +90,9 @@ func (m *Model) gatewayStatus(r *incr.Reader, g *KubernetesGateway) *object.Gate
 	if _, err := deploy.Parameters(g.Spec); err != nil && g.deployed != "" {
 		accepted = object.GatewayCondition{Type: "Accepted", Reason: "InvalidParameters", Message: err.Error()}
 	}
+	if a, has := g.unsupportedAddress(); has {
+		accepted = object.GatewayCondition{Type: "Accepted", Reason: "UnsupportedAddress", Message: fmt.Sprintf("address %.100q has the type %.100q: want IPAddress, or Hostname with the name of a Service", a.Value, string(*a.Type))}
+	}
 	out.Conditions = []object.GatewayCondition{accepted}
 	if resolved, has := m.referencesResolved(r, g, out.Listeners); has {
 		out.Conditions = append(out.Conditions, resolved)
@@ -100,6 +103,9 @@ func (m *Model) gatewayStatus(r *incr.Reader, g *KubernetesGateway) *object.Gate
 		})
 	}
 	out.Addresses = m.gatewayAddresses(r, g)
+	if fault, has := m.addressFault(r, g, out.Addresses); has && accepted.True {
+		out.Conditions = append(out.Conditions, fault)
+	}
 	out.Sets = m.attachedSets(r, g)
 	return out
 }

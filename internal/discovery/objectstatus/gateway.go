@@ -58,7 +58,15 @@ func decideGateway(o *Observation) *object.GatewayStatus {
 	case o.Proxies == 0:
 		served = object.GatewayCondition{Type: "Programmed", Reason: "Pending", Message: "no gateway is connected: want a Pod with the label " + gatewayGroup + "/gateway-name, or one that the Service in spec.addresses selects"}
 	}
-	out.Conditions = append(out.Conditions, served)
+	// The listeners are served, too, if an address is missing at which clients are to reach them, or one more.
+	reachable := served
+	if i := slices.IndexFunc(out.Conditions, func(c object.GatewayCondition) bool { return c.Type == served.Type }); i >= 0 {
+		if served.True || served.Reason == "Pending" {
+			reachable = out.Conditions[i]
+		}
+		out.Conditions = slices.Delete(out.Conditions, i, i+1)
+	}
+	out.Conditions = append(out.Conditions, reachable)
 	out.Listeners = slices.Clone(out.Listeners)
 	for i, l := range out.Listeners {
 		programmed := served

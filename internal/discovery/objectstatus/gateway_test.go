@@ -97,6 +97,34 @@ func TestStatusOfAKubernetesGateway(t *testing.T) {
 	}
 }
 
+// A Gateway with an address that cannot be used is not programmed, but its listeners are; that it is rejected or refused comes first.
+func TestStatusOfAGatewayWithAnUnusableAddress(t *testing.T) {
+	g := &object.GatewayStatus{
+		Kind: object.KubernetesGateway, Conditions: []object.GatewayCondition{{Type: "Accepted", True: true, Reason: "Accepted"}, {Type: "Programmed", Reason: "AddressNotUsable"}},
+		Listeners: []object.ListenerStatus{{Name: "a", Conditions: []object.GatewayCondition{{Type: "Accepted", True: true, Reason: "Accepted"}, {Type: "ResolvedRefs", True: true, Reason: "ResolvedRefs"}}}},
+	}
+	for name, tt := range map[string]struct {
+		o                 objectstatus.Observation
+		gateway, listener string
+	}{
+		"served":      {objectstatus.Observation{Counts: objectstatus.Counts{Proxies: 1}}, "False/AddressNotUsable", "True/Programmed"},
+		"by no proxy": {objectstatus.Observation{}, "False/AddressNotUsable", "False/Pending"},
+		"refused":     {objectstatus.Observation{Refusals: []objectstatus.Finding{refused}, Counts: objectstatus.Counts{Proxies: 1, Refused: 1}}, "False/Invalid", "False/Invalid"},
+	} {
+		o := tt.o
+		o.Generation, o.GatewayAPI, o.Gateway = 3, true, g
+		decided, ok := objectstatus.Decide(3, &o, 0)
+		if !ok {
+			t.Fatalf("%s: nothing is said", name)
+		}
+		merged, _ := objectstatus.Merge(nil, decided, now)
+		want := "Accepted=True/Accepted Programmed=" + tt.gateway + " a:Accepted=True/Accepted a:ResolvedRefs=True/ResolvedRefs a:Programmed=" + tt.listener
+		if got := conditionsOf(t, merged); got != want {
+			t.Errorf("%s: %s\nwant %s", name, got, want)
+		}
+	}
+}
+
 // A condition that a Gateway has because of a field goes with the field; those that others have written stay.
 func TestConditionsOfFieldsThatAGatewayHasNoMoreAreRemoved(t *testing.T) {
 	decide := func(conditions ...object.GatewayCondition) objectstatus.Status {

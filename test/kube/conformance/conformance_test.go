@@ -5,6 +5,7 @@
 package conformance_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -126,7 +127,7 @@ subjects: [{kind: ServiceAccount, name: suite, namespace: RUNNER}]
 	for name := range skipped {
 		skip = append(skip, name)
 	}
-	env := map[string]string{"NAMESPACE": runner, "PROFILES": strings.Join(profiles, " "), "FEATURES": strings.Join(features, " "), "SKIP": strings.Join(skip, " "), "RUN": *only, "VERSION": "main"}
+	env := map[string]string{"NAMESPACE": runner, "PROFILES": strings.Join(profiles, " "), "FEATURES": strings.Join(features, " "), "SKIP": strings.Join(skip, " "), "RUN": *only, "VERSION": "main", "USABLE": usable, "UNUSABLE": unusable}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "suite"},
 		Spec: corev1.PodSpec{
@@ -221,7 +222,12 @@ func logs(ctx context.Context, c *clusterup.Cluster) (string, error) {
 // tail is the end of a text.
 func tail(text string) string { return text[max(0, len(text)-8000):] }
 
-// balance gives Services of type LoadBalancer an address, as a cloud does: their own ClusterIP, which clients in the cluster reach.
+// The address that balance assigns to a Service that asks for it, and one that it has not, for the test of static addresses. Nothing is sent
+// to them.
+const usable, unusable = "203.0.113.10", "198.51.100.10"
+
+// balance gives Services of type LoadBalancer an address, as a cloud does: the one that they ask for, if it is usable, or else their own
+// ClusterIP, which clients in the cluster reach.
 func balance(t *testing.T, c *clusterup.Cluster) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -235,7 +241,11 @@ func balance(t *testing.T, c *clusterup.Cluster) {
 				if s.Spec.Type != corev1.ServiceTypeLoadBalancer || s.Spec.ClusterIP == "" || len(s.Status.LoadBalancer.Ingress) > 0 {
 					continue
 				}
-				s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: s.Spec.ClusterIP}}
+				ip := cmp.Or(s.Spec.LoadBalancerIP, s.Spec.ClusterIP)
+				if ip != usable && ip != s.Spec.ClusterIP {
+					continue
+				}
+				s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: ip}}
 				_, failed := c.Client.CoreV1().Services(s.Namespace).UpdateStatus(ctx, s, metav1.UpdateOptions{})
 				if !apierrors.IsConflict(failed) && !apierrors.IsNotFound(failed) {
 					err = errors.Join(err, failed)

@@ -16,6 +16,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 	"sigs.k8s.io/gateway-api/conformance"
 	confv1 "sigs.k8s.io/gateway-api/conformance/apis/v1"
 	"sigs.k8s.io/gateway-api/conformance/tests"
@@ -36,6 +37,11 @@ func TestConformance(t *testing.T) {
 	for _, f := range list("FEATURES") {
 		o.SupportedFeatures = append(o.SupportedFeatures, features.FeatureName(f))
 	}
+	address := func(variable string) []gatewayv1.GatewaySpecAddress {
+		kind := gatewayv1.IPAddressType
+		return []gatewayv1.GatewaySpecAddress{{Type: &kind, Value: os.Getenv(variable)}}
+	}
+	o.UsableNetworkAddresses, o.UnusableNetworkAddresses = address("USABLE"), address("UNUSABLE")
 	o.ManifestFS = append([]fs.FS{injected(t)}, o.ManifestFS...)
 	o.SkipTests = list("SKIP")
 	if run := os.Getenv("RUN"); strings.Contains(run, "*") {
