@@ -67,6 +67,7 @@ this machine. Ctrl-C ends everything and leaves nothing. Needs root and Linux.`,
 				return err
 			}
 			o.Out, o.Token, o.RunDir = c.OutOrStdout(), demoToken, up.DefaultRunDir
+			o.Self, o.AsRoot = called(os.Args[0], f.sudoUID != "")
 			if isTerminal(c.InOrStdin()) {
 				o.Confirm = up.Ask(c.InOrStdin(), c.OutOrStdout())
 			}
@@ -79,6 +80,17 @@ this machine. Ctrl-C ends everything and leaves nothing. Needs root and Linux.`,
 	}
 	cli.Add(c, settings.PilotctlUp)
 	return c
+}
+
+// called is how a command that can be pasted begins: with the name or the path that this program was called by.
+func called(name string, sudo bool) (self, asRoot string) {
+	if self = name; strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || strings.ContainsRune("'\"\\$&;()<>|*?`", r) }) {
+		self = "pilotctl"
+	}
+	if asRoot = self; sudo {
+		asRoot = "sudo " + self
+	}
+	return self, asRoot
 }
 
 // upFlags are the settings of settings.PilotctlUp.

@@ -48,6 +48,22 @@ func TestUpNeedsADirectory(t *testing.T) {
 	}
 }
 
+func TestCommandsAreProposedAsTheyWereCalled(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		sudo         bool
+		self, asRoot string
+	}{
+		{"bin/pilotctl", true, "bin/pilotctl", "sudo bin/pilotctl"},
+		{"pilotctl", false, "pilotctl", "pilotctl"},
+		{"/my tools/pilotctl", true, "pilotctl", "sudo pilotctl"},
+	} {
+		if self, asRoot := called(tt.name, tt.sudo); self != tt.self || asRoot != tt.asRoot {
+			t.Errorf("%+v: %q, %q", tt, self, asRoot)
+		}
+	}
+}
+
 func TestNoMeshRuns(t *testing.T) {
 	if _, _, err := runningPod(t.TempDir(), "web"); err == nil || !strings.Contains(err.Error(), "pilotctl up DIR") {
 		t.Errorf("got %v", err)

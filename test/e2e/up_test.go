@@ -132,7 +132,7 @@ func TestUpRunsWorkloads(t *testing.T) {
 		t.Errorf("the exit code of pilotctl exec: %v, want 7", err)
 	}
 
-	if want := "pilotctl exec caller-1.hello -- curl -s http://greeter.hello:80/\n"; !strings.Contains(s.output(), want) {
+	if want := "  " + pilotctlPath() + " exec caller-1.hello -- curl -s http://greeter.hello:80/\n"; !strings.Contains(s.output(), want) {
 		t.Errorf("it does not propose %q", want)
 	}
 	view := regexp.MustCompile(`(http://\S+/ui) +services`).FindStringSubmatch(s.output())

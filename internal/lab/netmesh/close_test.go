@@ -143,6 +143,39 @@ func TestPodIsReachableAtOnce(t *testing.T) {
 	}
 }
 
+// A Pod that takes the place of another one is reachable at once for those who know the other one as a neighbour.
+func TestPodInPlaceOfAnother(t *testing.T) {
+	m := newMesh(t)
+	caller := addPod(t, m, netmesh.PodOptions{Name: "caller"})
+	ip := caller.IP().Next().Next()
+	slow := 0
+	for i := range 6 {
+		p, err := m.AddPod(netmesh.PodOptions{Name: fmt.Sprint("p", i), IP: ip})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := p.Listen("tcp", ":80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		c, err := caller.Dial(t.Context(), "tcp", ip.String()+":80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if time.Since(begin) > 900*time.Millisecond {
+			slow++
+		}
+		_, _ = c.Close(), l.Close()
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if slow > 2 {
+		t.Errorf("%d dials of 6 took a second", slow)
+	}
+}
+
 func BenchmarkAddPod(b *testing.B) {
 	m, err := netmesh.New(netmesh.Options{})
 	if err != nil {

@@ -123,6 +123,7 @@ func (m *Mesh) AddPod(o PodOptions) (*Pod, error) {
 	}
 	link := fmt.Sprintf("pod%d", m.links)
 	m.links++
+	p.link = link
 	err = m.host.thread.do(func() error { return joinBridge(link, p.thread.nsfd) })
 	if err == nil {
 		err = p.thread.do(func() error { return p.configureLink(m.host) })

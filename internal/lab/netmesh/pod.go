@@ -25,6 +25,7 @@ type Pod struct {
 	mesh    *Mesh
 	thread  *thread
 	client  *http.Client
+	link    string // the name of the host's end of its link
 
 	mu        sync.Mutex
 	hosts     map[string]netip.Addr
@@ -136,6 +137,9 @@ func (p *Pod) configureLink(host *Pod) error {
 			return err
 		}
 	}
+	if err := netlink.LinkSetHardwareAddr(eth0, p.hardwareAddr()); err != nil {
+		return fmt.Errorf("set the hardware address of eth0: %w", err)
+	}
 	if err := netlink.LinkSetUp(eth0); err != nil {
 		return fmt.Errorf("set eth0 up: %w", err)
 	}
@@ -151,6 +155,17 @@ func (p *Pod) configureLink(host *Pod) error {
 		return p.address(eth0, netip.PrefixFrom(p.ip6, p.mesh.opts.Subnet6.Bits()), host.ip6)
 	}
 	return nil
+}
+
+// hardwareAddr is the same for each Pod that has the address: whoever knows the one before it as its neighbour would send to nobody,
+// until it asks again after seconds.
+func (p *Pod) hardwareAddr() net.HardwareAddr {
+	ip := p.ip
+	if !ip.IsValid() {
+		ip = p.ip6
+	}
+	bytes := ip.AsSlice()
+	return append(net.HardwareAddr{0x02, 0xf8}, bytes[len(bytes)-4:]...) // 02: locally administered
 }
 
 // awaitUp waits until a link can send. The kernel finds out that the two ends of a pair are up in

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -122,7 +123,24 @@ func (p *Pod) Close() error {
 	p.mesh.mu.Lock()
 	p.mesh.pods = slices.DeleteFunc(p.mesh.pods, func(q *Pod) bool { return p == q })
 	p.mesh.mu.Unlock()
-	return p.close()
+	err := p.close()
+	// The kernel ends the namespaces in its own time, and until then another Pod with the address would share it with this one.
+	unlinked := p.mesh.host.thread.do(func() error {
+		link, err := netlink.LinkByName(p.link)
+		if errors.As(err, new(netlink.LinkNotFoundError)) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("find the link of Pod %s: %w", p.name, err)
+		}
+		if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("remove the link of Pod %s: %w", p.name, err)
+		}
+		return nil
+	})
+	if errors.Is(unlinked, errGone) {
+		unlinked = nil // with the mesh, and the bridge with it
+	}
+	return errors.Join(err, unlinked)
 }
 
 func (p *Pod) close() error {

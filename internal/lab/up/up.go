@@ -56,6 +56,8 @@ type Options struct {
 	Publish []Publish
 	// Prometheus is the server that is asked for the rates on the page; nil for none.
 	Prometheus *url.URL
+	// Self is how this program was called, and AsRoot how it is as root: what comes before a command that can be pasted.
+	Self, AsRoot string
 	// RunDir is where running meshes are recorded.
 	RunDir string
 	// ProxyLogs prints the logs of agents and Envoys, too.
@@ -446,10 +448,10 @@ func (s *session) hints() {
 		discovery = " --discovery http://" + s.record.Discovery
 	}
 	s.out.line("\nTry")
-	s.out.line("  pilotctl%s proxies", discovery)
+	s.out.line("  %s%s proxies", s.o.Self, discovery)
 	if name, command := s.example(); name != "" {
-		s.out.line("  pilotctl exec %s -- %s", name, command)
-		s.out.line("  pilotctl logs %s -c proxy", name)
+		s.out.line("  %s exec %s -- %s", s.o.AsRoot, name, command)
+		s.out.line("  %s logs %s -c proxy", s.o.AsRoot, name)
 	}
 	s.out.line("  http://%s/ui        services, proxies, changes and problems", s.record.Discovery)
 	for _, p := range s.record.Published {
@@ -458,7 +460,8 @@ func (s *session) hints() {
 	s.out.line("Edits of %s take effect. Ctrl-C ends everything.\n", s.o.Dir)
 }
 
-// example is a Pod with a sidecar, one that no Service selects if there is one, and a command for it: a request to a Service.
+// example is a Pod with a sidecar, one that no Service selects if there is one, and a command for it: a request to a Service, of another
+// Pod if there is one.
 func (s *session) example() (pod, command string) {
 	client := false
 	for _, p := range s.plan.Pods {
@@ -467,14 +470,17 @@ func (s *session) example() (pod, command string) {
 			pod, client = p.Key(), !served
 		}
 	}
+	command = "COMMAND"
+	own := true
 	for _, svc := range s.plan.Services {
 		for _, p := range s.plan.Pods {
-			if p.Sidecar && svc.Selects(p) && svc.ClusterIP.IsValid() && len(svc.Ports) > 0 && svc.Ports[0].HTTP() {
-				return pod, fmt.Sprintf("curl -s http://%s.%s:%d/", printable.Escape(svc.Name), printable.Escape(svc.Namespace), svc.Ports[0].Number)
+			if own && p.Sidecar && svc.Selects(p) && svc.ClusterIP.IsValid() && len(svc.Ports) > 0 && svc.Ports[0].HTTP() && (command == "COMMAND" || p.Key() != pod) {
+				command = fmt.Sprintf("curl -s http://%s.%s:%d/", printable.Escape(svc.Name), printable.Escape(svc.Namespace), svc.Ports[0].Number)
+				own = p.Key() == pod
 			}
 		}
 	}
-	return pod, "COMMAND"
+	return pod, command
 }
 
 // printer prints whole lines; it may be used by several goroutines.
