@@ -106,7 +106,7 @@ test-prometheus: ## the alerts and the board in Prometheus's own engine, a modul
 	$(GO) test -C test/prometheus -count=1 -timeout 10m ./...
 
 test-conformance: tools kube build ## the conformance suite of the Gateway API against the charts, in a cluster (needs root; REPORT names a file for the report)
-	$(GO) test ./test/kube/conformance -count=1 -timeout 30m -v -args $(if $(REPORT),-report '$(abspath $(REPORT))')
+	$(GO) test ./test/kube/conformance -count=1 -timeout 45m -v -args $(if $(REPORT),-report '$(abspath $(REPORT))')
 
 soak: tools kube before build deps ## long random, fault and fuzz tests, for SOAK_MINUTES (default 60; needs root)
 	@hack/soak.sh $(or $(SOAK_MINUTES),60)

@@ -43,7 +43,13 @@ const (
 // startGRPC starts the mesh and its applications.
 func startGRPC(t *testing.T, adjust func(*meshup.Options)) *grpcMesh {
 	t.Helper()
-	m, config := startWith(t, "grpc", adjust)
+	return startGRPCIn(t, "grpc", adjust)
+}
+
+// startGRPCIn is startGRPC with the configuration of another directory.
+func startGRPCIn(t *testing.T, dir string, adjust func(*meshup.Options)) *grpcMesh {
+	t.Helper()
+	m, config := startWith(t, dir, adjust)
 	app := filepath.Join(filepath.Dir(config), "grpcapp")
 	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", app, "./test/grpcapp")
 	build.Dir, build.Stderr, build.Env = root, os.Stderr, append(os.Environ(), "CGO_ENABLED=0")

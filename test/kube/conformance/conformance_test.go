@@ -87,7 +87,7 @@ func buildSuite(ctx context.Context, dir string) (map[string]node.Image, error) 
 }
 
 // bound is the longest time that the suite may take.
-const bound = 20 * time.Minute
+const bound = 35 * time.Minute
 
 // profiles are what is claimed, skipped the tests that are known to fail, with the reason. The features are those that the class claims in
 // its status, but for those in unproved.
