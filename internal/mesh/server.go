@@ -7,7 +7,8 @@ import (
 	networking "istio.io/api/networking/v1alpha3"
 )
 
-// ServerKind is how a router treats the connections of a Gateway's server. Servers of one listener have the same kind.
+// ServerKind is how a router treats the connections of a Gateway's server. Servers of one listener have the same kind, or two that
+// ShareListener.
 type ServerKind uint8
 
 // The kinds of servers.
@@ -51,6 +52,12 @@ func ServerKindOf(s *networking.Server) ServerKind {
 		return ServesTCP
 	}
 	return NotServed
+}
+
+// ShareListener reports whether servers of two different kinds may have one listener: the filter chains of AUTO_PASSTHROUGH are for the server names
+// and protocols of the mesh's clients, so those of other TLS may be beside them. [control-plane 1.9.5]
+func ShareListener(a, b ServerKind) bool {
+	return a == ServesTLS && b == ServesPassthrough || a == ServesPassthrough && b == ServesTLS
 }
 
 // NamesCredential reports whether a server's certificates come from Secrets.

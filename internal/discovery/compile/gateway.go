@@ -302,6 +302,9 @@ func (c *Compiler) routerNames(r *incr.Reader, s mesh.ScopeID) []Key {
 		}
 	}
 	for _, p := range c.model.Router(r, s).Ports {
+		if p.Kind == mesh.ServesPassthrough {
+			continue // appendPassthrough adds it
+		}
 		name := gatewayListenerName(p, s.Value().Caps)
 		plan := c.inner.gatewayPlan.Of(r, scopeName{s, name})
 		if len(plan.Chains) > 0 {

@@ -19,7 +19,9 @@ import (
 func (c *Compiler) gatewayPlan(r *incr.Reader, k scopeName) listener.Gateway {
 	ports := c.model.Router(r, k.scope).Ports
 	caps := k.scope.Value().Caps
-	i := slices.IndexFunc(ports, func(p model.RouterPort) bool { return gatewayListenerName(p, caps) == k.name })
+	i := slices.IndexFunc(ports, func(p model.RouterPort) bool {
+		return p.Kind != mesh.ServesPassthrough && gatewayListenerName(p, caps) == k.name
+	})
 	if i < 0 {
 		return listener.Gateway{}
 	}
@@ -61,15 +63,32 @@ func (c *Compiler) gatewayPlan(r *incr.Reader, k scopeName) listener.Gateway {
 	case mesh.ServesUDP:
 		plan.UDP = true
 		g.udp(p, p.Servers[0])
-	case mesh.NotServed, mesh.ServesPassthrough, mesh.NumServerKinds: // passthroughListener serves the second
+	case mesh.NotServed, mesh.ServesPassthrough, mesh.NumServerKinds: // the second is not looked for
+	}
+	if p.Kind == mesh.ServesTLS && len(g.all) > 0 {
+		g.passThrough(k)
 	}
 	plan.Chains = chainsByAddress(g.all)
 	for i := range plan.Chains {
-		if chain := &plan.Chains[i]; chain.Routes == "" {
+		if chain := &plan.Chains[i]; chain.Routes == "" && !chain.Mesh {
 			chain.TCP = c.named(r, k.scope, chain.TCP, chain.ServerNames)
 		}
 	}
 	return plan
+}
+
+// passThrough adds the chains of servers in mode AUTO_PASSTHROUGH that share the listener. They come last: a name that a Gateway says itself is its own.
+func (g *gatewayChains) passThrough(k scopeName) {
+	for _, p := range g.c.inner.passthroughPorts.Of(g.r, k.scope) {
+		if p.name(k.scope.Value().Caps) != k.name {
+			continue
+		}
+		var names []string
+		for _, h := range p.hosts {
+			names = append(names, g.c.inner.passthroughs.Of(g.r, h)...)
+		}
+		g.all = append(g.all, listener.PassthroughChains(names)...)
+	}
 }
 
 // topology returns what is known of the proxies in front of a router: what its node says, else what the mesh configuration does.

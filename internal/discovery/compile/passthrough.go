@@ -111,7 +111,9 @@ func (c *Compiler) appendPassthrough(r *incr.Reader, to []Key, s mesh.ScopeID) [
 				to = append(to, Key{Kind: Cluster, Scope: s, Name: name, EDS: true}, Key{Kind: Endpoints, Scope: s, Name: name})
 			}
 		}
-		to = append(to, Key{Kind: Listener, Scope: s, Name: p.name(s.Value().Caps)})
+		if k := (Key{Kind: Listener, Scope: s, Name: p.name(s.Value().Caps)}); !slices.Contains(to, k) { // it may be that of other servers, too
+			to = append(to, k)
+		}
 	}
 	return to
 }

@@ -96,6 +96,7 @@ func conflict(used map[mesh.ServerKind][]servedServer, one servedServer) (served
 				continue
 			}
 			switch {
+			case mesh.ShareListener(kind, one.kind):
 			case kind != one.kind:
 				return s, fmt.Sprintf("this one is %s: change the port or the protocol", one.kind)
 			case kind == mesh.ServesTCP:

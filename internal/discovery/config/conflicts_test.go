@@ -18,6 +18,8 @@ func gatewayAt(name string, second int64, selector map[string]string, protocols 
 		s := &networking.Server{Port: &networking.Port{Number: 80, Protocol: p}, Hosts: []string{"*"}}
 		if p == "TLS" {
 			s.Tls = &networking.ServerTLSSettings{Mode: networking.ServerTLSSettings_AUTO_PASSTHROUGH}
+		} else if p == "HTTPS" {
+			s.Tls = &networking.ServerTLSSettings{Mode: networking.ServerTLSSettings_SIMPLE, CredentialName: "a"}
 		}
 		spec.Servers = append(spec.Servers, s)
 	}
@@ -56,4 +58,6 @@ func TestGatewaysThatConflict(t *testing.T) {
 	check("and is back", strings.Replace(conflict, "servers[1]", "servers[0]", 1))
 	s.Apply([]object.Change{{Key: gatewayAt("a", 1, edge).Key}})
 	check("the older Gateway is gone")
+	s.Apply([]object.Change{gatewayAt("a", 1, edge, "HTTPS")})
+	check("TLS that the router ends is beside the mesh's")
 }

@@ -79,7 +79,8 @@ func (s Server) Names() []string {
 	return out
 }
 
-// RouterPort is one listener of a router, made of the servers of all Gateways that select it.
+// RouterPort is one listener of a router, made of the servers of all Gateways that select it; of two kinds that share a listener it is the servers
+// of one.
 type RouterPort struct {
 	Listen uint32
 	Bind   string
@@ -90,7 +91,7 @@ type RouterPort struct {
 
 // Router is what the Gateways of a router say together.
 type Router struct {
-	// Ports are sorted by port and address.
+	// Ports are sorted by port, address and kind.
 	Ports []RouterPort
 }
 
@@ -205,7 +206,7 @@ func (m *Model) router(r *incr.Reader, s mesh.ScopeID) (out Router) {
 	}
 	out.addQUIC(packets)
 	slices.SortStableFunc(out.Ports, func(a, b RouterPort) int {
-		return cmp.Or(cmp.Compare(a.Listen, b.Listen), cmp.Compare(a.Bind, b.Bind))
+		return cmp.Or(cmp.Compare(a.Listen, b.Listen), cmp.Compare(a.Bind, b.Bind), cmp.Compare(a.Kind, b.Kind))
 	})
 	return out
 }
@@ -243,7 +244,7 @@ func serverHosts(g *Gateway, s *networking.Server) (out []egressHost) {
 func (o *Router) add(s Server) {
 	udp := s.Kind == mesh.ServesUDP
 	i := slices.IndexFunc(o.Ports, func(p RouterPort) bool {
-		return p.Listen == s.Listen && p.Bind == s.Bind && (p.Kind == mesh.ServesUDP) == udp
+		return p.Listen == s.Listen && p.Bind == s.Bind && (p.Kind == mesh.ServesUDP) == udp && !mesh.ShareListener(p.Kind, s.Kind)
 	})
 	if i < 0 {
 		o.Ports = append(o.Ports, RouterPort{Listen: s.Listen, Bind: s.Bind, Kind: s.Kind, Servers: []Server{s}})

@@ -56,12 +56,14 @@ type GatewayChain struct {
 	// Routes is the RDS name if the chain is one of HTTP; else TCP says where connections go.
 	Routes string
 	TCP    TCP
+	// Mesh is set if the chain forwards the mesh's mutual TLS to a cluster of [PassthroughChains].
+	Mesh bool
 }
 
 // Clusters are those that the chains name, without those that are in routes.
 func (g Gateway) Clusters() (out []string) {
 	for _, c := range g.Chains {
-		if c.Routes != "" {
+		if c.Routes != "" || c.Mesh {
 			continue
 		}
 		if c.TCP.Cluster != "" {
@@ -93,6 +95,8 @@ func BuildGateway(g Gateway, e Env) *listenerv3.Listener {
 			chain.FilterChainMatch.TransportProtocol = "tls"
 		}
 		switch {
+		case c.Mesh:
+			chain = e.passthroughChain(c)
 		case g.Closed:
 			chain.Filters = closing()
 		case c.Routes != "":

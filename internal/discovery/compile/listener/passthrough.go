@@ -20,6 +20,14 @@ func BuildPassthrough(name string, port uint32, serverNames []string, topology m
 		ListenerFilters:     append(topologyFilters(topology), tlsInspector()),
 		TrafficDirection:    corev3.TrafficDirection_OUTBOUND,
 	}
+	for _, c := range PassthroughChains(serverNames) {
+		l.FilterChains = append(l.FilterChains, e.passthroughChain(c))
+	}
+	return l
+}
+
+// PassthroughChains returns the chains that forward the mesh's mutual TLS, each to the cluster of its server name.
+func PassthroughChains(serverNames []string) (out []GatewayChain) {
 	seen := map[string]bool{}
 	for _, n := range serverNames {
 		sent := strings.ToLower(n) // as Envoy has the name that a client has sent
@@ -27,10 +35,17 @@ func BuildPassthrough(name string, port uint32, serverNames []string, topology m
 			continue // subsets whose names differ in case only
 		}
 		seen[sent] = true
-		l.FilterChains = append(l.FilterChains, &listenerv3.FilterChain{
-			FilterChainMatch: &listenerv3.FilterChainMatch{ServerNames: []string{sent}, TransportProtocol: "tls", ApplicationProtocols: meshAny},
-			Filters:          []*listenerv3.Filter{e.tcpProxy(n, TCP{Cluster: n}, clientSide())},
-		})
+		out = append(out, GatewayChain{ServerNames: []string{sent}, Mesh: true, TCP: TCP{Cluster: n}})
 	}
-	return l
+	return out
+}
+
+// passthroughChain has no policies: those of the endpoints hold, which know who the client is.
+func (e Env) passthroughChain(c GatewayChain) *listenerv3.FilterChain {
+	return &listenerv3.FilterChain{
+		FilterChainMatch: &listenerv3.FilterChainMatch{
+			ServerNames: c.ServerNames, PrefixRanges: ranges(c.Prefixes), SourcePrefixRanges: ranges(c.Sources), TransportProtocol: "tls", ApplicationProtocols: meshAny,
+		},
+		Filters: []*listenerv3.Filter{e.tcpProxy(c.TCP.Cluster, c.TCP, clientSide())},
+	}
 }
