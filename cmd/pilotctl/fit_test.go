@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"golang.org/x/tools/txtar"
@@ -37,6 +38,25 @@ func onTerminal(t *testing.T, dir string, columns int, args ...string) string {
 		t.Fatal(err)
 	}
 	return strings.ReplaceAll(string(text), "\r\n", "\n")
+}
+
+func TestShortValues(t *testing.T) {
+	now := time.Date(2026, 11, 28, 10, 0, 0, 0, time.UTC)
+	for text, want := range map[string]string{
+		"2026-11-28T09:30:01Z":                 "09:30:01",
+		"2026-11-27T09:30:01Z":                 "2026-11-27",
+		"2026-11-29T01:47:19Z":                 "2026-11-29 01:47",
+		"ends at 2036-11-25T01:47:19Z":         "ends at 2036-11-25",
+		"spiffe://cluster.local/ns/shop/sa/a":  "shop/a",
+		"90 outbound|80|v1|a.b.svc.x.example":  "90 a.b.svc.x.example:80 v1",
+		"outbound|80||a.b.svc.cluster.local":   "a.b:80",
+		"inbound|8080||":                       "inbound|8080||",
+		"https://accounts.example/ns/a/sa/b/x": "https://accounts.example/ns/a/sa/b/x",
+	} {
+		if got := short(text, now); got != want {
+			t.Errorf("%q becomes %q, want %q", text, got, want)
+		}
+	}
 }
 
 // On a terminal of 80 columns no line of a result is longer, but a path or a name that cannot be broken; what is written

@@ -98,13 +98,15 @@ func (p proxy) summary() string {
 	return strings.Join(out, ", ")
 }
 
-// shortTime is a time of the last day as its time of day in UTC, any other as its date.
+// shortTime is a time of the last day as its time of day in UTC, one within a day as its date and time to the minute, any other as its date.
 func shortTime(text string, now time.Time) string {
 	at, err := time.Parse(time.RFC3339, text)
 	switch {
 	case err != nil:
 		return text
-	case now.Sub(at) < 24*time.Hour:
+	case at.After(now) && at.Sub(now) <= 24*time.Hour:
+		return at.UTC().Format("2006-01-02 15:04")
+	case !at.After(now) && now.Sub(at) < 24*time.Hour:
 		return at.UTC().Format(time.TimeOnly)
 	}
 	return at.UTC().Format(time.DateOnly)

@@ -132,6 +132,19 @@ func TestUpRunsWorkloads(t *testing.T) {
 		t.Errorf("the exit code of pilotctl exec: %v, want 7", err)
 	}
 
+	// Who is not root is told what to do.
+	program, err := os.ReadFile(pilotctlPath())
+	open, openErr := os.MkdirTemp("", "pilotctl-") // where another user gets to: the folders of tests are private
+	t.Cleanup(func() { _ = os.RemoveAll(open) })
+	copied := filepath.Join(open, "pilotctl")
+	if err := errors.Join(err, openErr, os.Chmod(open, 0o755), os.WriteFile(copied, program, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	refused := exec.Command(copied, "exec", "caller", "--", "id")
+	refused.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if text, err := refused.CombinedOutput(); os.Geteuid() == 0 && (err == nil || !strings.Contains(string(text), "run it with sudo")) {
+		t.Errorf("pilotctl exec of another user: %v, %s", err, text)
+	}
 	if want := "  " + pilotctlPath() + " exec caller-1.hello -- curl -s http://greeter.hello:80/\n"; !strings.Contains(s.output(), want) {
 		t.Errorf("it does not propose %q", want)
 	}

@@ -125,6 +125,9 @@ func Running(dir string) ([]Mesh, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	if errors.Is(err, fs.ErrPermission) {
+		return nil, fmt.Errorf("find the meshes that run: %w: they are root's: run it with sudo", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("find the meshes that run: %w", err)
 	}
