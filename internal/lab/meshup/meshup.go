@@ -93,6 +93,8 @@ type Mesh struct {
 	mu        sync.Mutex
 	discovery *netmesh.Process
 
+	// prometheus is the server of this machine's network that is forwarded, host:port; empty without one.
+	prometheus string
 	// stop ends forwards.
 	stop     context.CancelFunc
 	forwards sync.WaitGroup

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
+	"time"
 )
 
 // discoveryPorts are those of pilot-discovery, which the server that it asks cannot have as well where it is at the mesh's host.
@@ -45,8 +46,27 @@ func (m *Mesh) reach(ctx context.Context, at *url.URL) error {
 	if err != nil {
 		return fmt.Errorf("reach %s from pilot-discovery: %w", at, err)
 	}
-	m.forwards.Go(func() { Forward(ctx, ownOnly{l}, machine{}, net.JoinHostPort(name, port)) })
+	m.prometheus = net.JoinHostPort(name, port)
+	m.forwards.Go(func() { Forward(ctx, ownOnly{l}, machine{}, m.prometheus) })
 	return nil
+}
+
+// reachLimit is how long PrometheusError waits for a connection.
+const reachLimit = 2 * time.Second
+
+// PrometheusError says why the server of Options.Prometheus takes no connection from this machine now; nil if it does, is in a Pod, or there is
+// none.
+func (m *Mesh) PrometheusError(ctx context.Context) error {
+	if m.prometheus == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, reachLimit)
+	defer cancel()
+	c, err := machine{}.Dial(ctx, "tcp", m.prometheus)
+	if err != nil {
+		return err
+	}
+	return c.Close()
 }
 
 // ownOnly is a listener for connections of its own host: from the address that they are for, or loopback. Pods, which have routes to the addresses of

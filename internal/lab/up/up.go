@@ -154,6 +154,9 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	s.out.line("every Pod is ready after %s", time.Since(began).Round(time.Millisecond))
+	if err := s.mesh.PrometheusError(ctx); err != nil {
+		s.out.line("note: the server of --prometheusURL does not answer: %s: the page at /ui has no rates until it does", printable.Escape(err.Error()))
+	}
 	s.hints()
 	if o.Ready != nil {
 		o.Ready()
