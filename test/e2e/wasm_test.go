@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,14 +34,25 @@ spec:
   pluginConfig: {value: "VALUE"}
 `
 
+// privatePlugin has a module in a registry that wants credentials.
+const privatePlugin = `
+apiVersion: extensions.istio.io/v1alpha1
+kind: WasmPlugin
+metadata: {name: private, namespace: tokens}
+spec: {selector: {matchLabels: {app: server}}, match: [{mode: SERVER}], phase: AUTHZ, url: 'oci://PRIVATE/a/b:v1', imagePullSecret: registry}
+`
+
 // TestWasmPlugins: a plugin's module runs, with the configuration that its object has; an edit of that is in force without another listener.
 // A plugin whose module has another checksum denies all requests or lets all pass, as its failStrategy says, and an invalid one that decides
-// about requests denies them.
+// about requests denies them. So does one with a module of a registry that wants credentials.
 func TestWasmPlugins(t *testing.T) {
-	m, config := start(t, "tokens")
+	const private = "127.0.0.1:7071"
+	m, config := startWith(t, "tokens", func(o *meshup.Options) { o.AgentEnv = []string{"WASM_INSECURE_REGISTRIES=" + private} })
 	serveHeaders(t, m, "server-1.tokens", ":9090")
 	module := envoytest.WasmHeaderModule()
-	serveModule(t, m, "server-1.tokens", "127.0.0.1:7070", module)
+	serveModule(t, m, "server-1.tokens", "127.0.0.1:7070", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(module) // an error means that the caller has gone
+	})
 	digest := sha256.Sum256(module)
 	good, bad := hex.EncodeToString(digest[:]), strings.Repeat("0", 64)
 	plugin := func(name, phase, strategy, sum, value string) {
@@ -114,18 +126,36 @@ func TestWasmPlugins(t *testing.T) {
 	}
 	plugin("guard", "AUTHZ", "FAIL_CLOSE", good, "7")
 	answers(http.StatusOK, "7")
+
+	// A registry that wants credentials, which are not fetched. The other plugin would mark its answer.
+	without("guard")
+	answers(http.StatusOK)
+	var asked atomic.Int64
+	serveModule(t, m, "server-1.tokens", private, func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		w.Header().Set("WWW-Authenticate", `Basic realm="r"`)
+		w.WriteHeader(http.StatusUnauthorized)
+	})
+	put(t, config, "private.yaml", strings.NewReplacer("PRIVATE", private).Replace(privatePlugin))
+	answers(http.StatusForbidden)
+	if asked.Load() == 0 {
+		t.Error("the registry was not asked")
+	}
+	if _, out, _ := pilotctl(t, m, "objects"); !strings.Contains(out, "spec.imagePullSecret") || !strings.Contains(out, "not applied: modules are fetched without credentials") {
+		t.Errorf("the secret is not named:\n%s", out)
+	}
+	without("private")
+	answers(http.StatusOK)
 }
 
-// serveModule serves a module in a Pod's network, where its agent fetches it.
-func serveModule(t *testing.T, m *meshup.Mesh, pod, addr string, module []byte) {
+// serveModule serves modules in a Pod's network, where its agent fetches them.
+func serveModule(t *testing.T, m *meshup.Mesh, pod, addr string, handler http.HandlerFunc) {
 	t.Helper()
 	l, err := m.Pod(pod).Net.Listen("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write(module) // an error means that the caller has gone
-	})}
+	s := &http.Server{ReadHeaderTimeout: time.Minute, Handler: handler}
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() {
