@@ -418,6 +418,10 @@ func (m *maker) object(s source, apiVersion string, text []byte, d *document) er
 		return err
 	case "CronJob":
 		m.note(s, "it is not run: want a Job")
+	case "ProxyConfig":
+		if group == "networking.istio.io" && !m.o.AsWritten {
+			m.note(s, "not applied: it is for the injector of a cluster")
+		}
 	case "Gateway":
 		return m.readGateway(s, group, text)
 	case "ListenerSet":

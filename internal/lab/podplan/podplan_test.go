@@ -367,3 +367,34 @@ spec: {parentRef: {name: api, namespace: shop}, listeners: [{port: 443, protocol
 		}
 	}
 }
+
+// What only the injector of a cluster applies is told.
+func TestTheInjectorsSettingsAreTold(t *testing.T) {
+	p := plan(t, nil, file("web.yaml", `apiVersion: v1
+kind: Pod
+metadata:
+  name: web
+  annotations:
+    sidecar.istio.io/inject: "true"
+    traffic.sidecar.istio.io/excludeInboundPorts: "8081"
+    proxy.istio.io/config: "concurrency: 1"
+    example.com/owner: me
+spec: {containers: [{name: web, image: example/web}]}
+---
+apiVersion: networking.istio.io/v1beta1
+kind: ProxyConfig
+metadata: {name: one}
+spec: {concurrency: 1}
+`))
+	var got []string
+	for _, n := range p.Notes {
+		got = append(got, n.String())
+	}
+	want := []string{
+		"web.yaml:1: Pod default/web: the injector's annotations are not applied: proxy.istio.io/config, traffic.sidecar.istio.io/excludeInboundPorts",
+		"web.yaml:12: ProxyConfig default/one: not applied: it is for the injector of a cluster",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("notes %q, want %q", got, want)
+	}
+}

@@ -159,9 +159,31 @@ func (m *maker) noEffect(w workload) {
 	if w.template.Spec.HostNetwork {
 		what = append(what, "hostNetwork: it gets a network of its own, and no proxy")
 	}
+	if names := w.injectorsOnly(); len(names) > 0 {
+		what = append(what, "the injector's annotations are not applied: "+strings.Join(names, ", "))
+	}
 	if len(what) > 0 {
 		m.note(w.source, "%s", strings.Join(what, "; "))
 	}
+}
+
+// injectorsOnly are the annotations of the Pods that say how a cluster's injector is to make their proxies, in order. There are none of a
+// Pod that a cluster has made.
+func (w workload) injectorsOnly() (names []string) {
+	if w.written {
+		return nil
+	}
+	for name := range w.template.Metadata.Annotations {
+		prefix, _, _ := strings.Cut(name, "/")
+		switch prefix {
+		case "sidecar.istio.io", "traffic.sidecar.istio.io", "status.sidecar.istio.io", "readiness.status.sidecar.istio.io", "proxy.istio.io", "inject.istio.io":
+			if name != "sidecar.istio.io/inject" && name != "inject.istio.io/templates" {
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // pods are the Pods of a workload; those without an address get one later.
