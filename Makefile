@@ -19,8 +19,6 @@ export ENVOY
 SLOW = ./test/... ./internal/lab/...
 # The conformance suite is a target of its own.
 CONFORMANCE = $(shell $(GO) list ./test/kube/conformance)
-# Of these, those with a Kubernetes control plane of their own.
-CLUSTER = $(shell $(GO) list ./test/kube/... ./test/webhooks/... ./test/skew/... | grep -v /conformance)
 FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 
 # The race detector needs a C compiler; where there is none the tests run without it.
@@ -96,8 +94,7 @@ race: tools ## the same under the race detector (needs a C compiler)
 	@$(GO) test -race -count=1 -timeout 15m $(filter-out $(shell $(GO) list .),$(FAST))
 
 e2e: tools kube before build deps ## end-to-end tests: real Envoys in network namespaces (needs root)
-	$(GO) test -count=1 -p 2 -timeout 40m $(filter-out $(CLUSTER) $(CONFORMANCE),$(shell $(GO) list $(SLOW)))
-	$(GO) test -count=1 -p 2 -timeout 15m $(CLUSTER)
+	$(GO) test -count=1 -p 2 -timeout 40m $(filter-out $(CONFORMANCE),$(shell $(GO) list $(SLOW)))
 
 test-charts: kube ## the tests of the Helm charts, a module of its own with Helm's library
 	$(GO) test -C test/charts -count=1 -timeout 15m ./...
