@@ -24,6 +24,7 @@ func TestEverySettingIsRead(t *testing.T) {
 	clitest.AllRead(t, "of a name", settings.PilotctlNamespace, func(v *settings.Values) { readNamespace(v) })
 	clitest.AllRead(t, "demo", settings.PilotctlDemo, func(v *settings.Values) { readDemo(v, "tree") })
 	clitest.AllRead(t, "up", settings.PilotctlUp, func(v *settings.Values) { readUp(v, "tree") })
+	clitest.AllRead(t, "exec", settings.PilotctlExec, func(v *settings.Values) { readExec(v) })
 	clitest.AllRead(t, "logs", settings.PilotctlLogs, func(v *settings.Values) { readLogs(v) })
 	clitest.AllRead(t, "proxies", settings.PilotctlProxies, func(v *settings.Values) { readProxies(v) })
 	clitest.AllRead(t, "objects", settings.PilotctlObjects, func(v *settings.Values) { readObjects(v) })

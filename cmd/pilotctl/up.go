@@ -10,6 +10,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -256,14 +257,49 @@ func newSampleApp() *cobra.Command {
 	}
 }
 
-// runningPod finds a Pod of a mesh that "pilotctl up" runs, by name, name.namespace, or the name of its workload.
-func runningPod(dir, name string) (up.Mesh, up.Pod, error) {
-	meshes, err := up.Running(dir)
+// meshesOf lists the meshes that run, of a directory if it is not empty.
+func meshesOf(runDir, directory string) ([]up.Mesh, error) {
+	meshes, err := up.Running(runDir)
 	if err != nil {
-		return up.Mesh{}, up.Pod{}, err
+		return nil, err
 	}
 	if len(meshes) == 0 {
-		return up.Mesh{}, up.Pod{}, errors.New("no mesh runs on this machine: start one with 'pilotctl up DIR' (this needs root, as it does)")
+		return nil, errors.New("no mesh runs on this machine: start one with 'pilotctl up DIR' (this needs root, as it does)")
+	}
+	if directory == "" {
+		return meshes, nil
+	}
+	path, err := filepath.Abs(directory)
+	if err != nil {
+		return nil, fmt.Errorf("find the mesh of %s: %w", directory, err)
+	}
+	var out []up.Mesh
+	for _, m := range meshes {
+		if m.Dir == path {
+			out = append(out, m)
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("--mesh %s: no mesh of it runs: want one of %s", directory, strings.Join(directories(meshes), ", "))
+	}
+	return out, nil
+}
+
+// directories are those of meshes, each once.
+func directories(meshes []up.Mesh) (out []string) {
+	for _, m := range meshes {
+		if !slices.Contains(out, m.Dir) {
+			out = append(out, m.Dir)
+		}
+	}
+	return out
+}
+
+// runningPod finds a Pod of a mesh that "pilotctl up" runs, by name, name.namespace, or the name of its workload.
+func runningPod(runDir, directory, name string) (up.Mesh, up.Pod, error) {
+	meshes, err := meshesOf(runDir, directory)
+	if err != nil {
+		return up.Mesh{}, up.Pod{}, err
 	}
 	type match struct {
 		m up.Mesh
@@ -282,15 +318,29 @@ func runningPod(dir, name string) (up.Mesh, up.Pod, error) {
 			}
 		}
 	}
+	found := exact
+	if len(found) == 0 {
+		found = byWorkload
+	}
+	if len(found) == 0 {
+		return up.Mesh{}, up.Pod{}, fmt.Errorf("find Pod %q: there is none: want one of %s", name, strings.Join(all, ", "))
+	}
+	// Which mesh a command runs in must not be a matter of chance.
+	var having []up.Mesh
+	for _, f := range found {
+		if !slices.ContainsFunc(having, func(m up.Mesh) bool { return m.PID == f.m.PID }) {
+			having = append(having, f.m)
+		}
+	}
 	switch {
-	case len(exact) == 1:
-		return exact[0].m, exact[0].p, nil
+	case len(having) > 1 && len(directories(having)) == 1:
+		return up.Mesh{}, up.Pod{}, fmt.Errorf("find Pod %q: %d meshes of %s run and have it: end all of them but one", name, len(having), having[0].Dir)
+	case len(having) > 1:
+		return up.Mesh{}, up.Pod{}, fmt.Errorf("find Pod %q: several meshes that run have it: want --mesh with one of %s", name, strings.Join(directories(having), ", "))
 	case len(exact) > 1:
 		return up.Mesh{}, up.Pod{}, fmt.Errorf("find Pod %q: %d have this name: want NAME.NAMESPACE", name, len(exact))
-	case len(byWorkload) > 0:
-		return byWorkload[0].m, byWorkload[0].p, nil
 	}
-	return up.Mesh{}, up.Pod{}, fmt.Errorf("find Pod %q: there is none: want one of %s", name, strings.Join(all, ", "))
+	return found[0].m, found[0].p, nil
 }
 
 func newExec() *cobra.Command {
@@ -313,7 +363,12 @@ that of the command.`,
 			if len(command) == 0 {
 				return misuse{fmt.Errorf("no command: want %s", c.UseLine())}
 			}
-			m, p, err := runningPod(up.DefaultRunDir, args[0])
+			v := cli.Read(c.Flags(), nil, settings.PilotctlExec)
+			directory := readExec(v)
+			if err := v.Err(); err != nil {
+				return misuse{err}
+			}
+			m, p, err := runningPod(up.DefaultRunDir, directory, args[0])
 			if err != nil {
 				return err
 			}
@@ -321,8 +376,11 @@ that of the command.`,
 		},
 	}
 	c.Flags().SetInterspersed(false)
+	cli.Add(c, settings.PilotctlExec)
 	return c
 }
+
+func readExec(v *settings.Values) (mesh string) { return v.Text("mesh") }
 
 // execIn runs a command in a Pod, with this program's terminal.
 func execIn(c *cobra.Command, m up.Mesh, p up.Pod, args []string) error {
@@ -357,11 +415,11 @@ names one of its containers, or "proxy" for its agent and Envoy. Needs root, as 
 		Args:    usage(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			v := cli.Read(c.Flags(), nil, settings.PilotctlLogs)
-			container, follow := readLogs(v)
+			mesh, container, follow := readLogs(v)
 			if err := v.Err(); err != nil {
 				return misuse{err}
 			}
-			paths, err := logFiles(up.DefaultRunDir, args, container)
+			paths, err := logFiles(up.DefaultRunDir, mesh, args, container)
 			if err != nil {
 				return err
 			}
@@ -372,24 +430,21 @@ names one of its containers, or "proxy" for its agent and Envoy. Needs root, as 
 	return c
 }
 
-func readLogs(v *settings.Values) (container string, follow bool) {
-	return v.Text("container"), v.Bool("follow")
+func readLogs(v *settings.Values) (mesh, container string, follow bool) {
+	return v.Text("mesh"), v.Text("container"), v.Bool("follow")
 }
 
 // logFiles are the logs of a Pod, or those of pilot-discovery.
-func logFiles(dir string, args []string, container string) ([]string, error) {
+func logFiles(runDir, mesh string, args []string, container string) ([]string, error) {
 	if len(args) == 0 {
-		meshes, err := up.Running(dir)
-		if err == nil && len(meshes) == 0 {
-			err = errors.New("no mesh runs on this machine: start one with 'pilotctl up DIR' (this needs root, as it does)")
-		}
+		meshes, err := meshesOf(runDir, mesh)
 		var out []string
 		for _, m := range meshes {
 			out = append(out, filepath.Join(m.LogDir, "pilot-discovery.log"))
 		}
 		return out, err
 	}
-	m, p, err := runningPod(dir, args[0])
+	m, p, err := runningPod(runDir, mesh, args[0])
 	if err != nil {
 		return nil, err
 	}

@@ -1,8 +1,13 @@
 package main
 
 import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/pilothouse/pilothouse/internal/lab/up"
@@ -65,10 +70,52 @@ func TestCommandsAreProposedAsTheyWereCalled(t *testing.T) {
 }
 
 func TestNoMeshRuns(t *testing.T) {
-	if _, _, err := runningPod(t.TempDir(), "web"); err == nil || !strings.Contains(err.Error(), "pilotctl up DIR") {
+	if _, _, err := runningPod(t.TempDir(), "", "web"); err == nil || !strings.Contains(err.Error(), "pilotctl up DIR") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := logFiles(t.TempDir(), nil, ""); err == nil || !strings.Contains(err.Error(), "pilotctl up DIR") {
+	if _, err := logFiles(t.TempDir(), "", nil, ""); err == nil || !strings.Contains(err.Error(), "pilotctl up DIR") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A command runs in no mesh rather than in another one than is meant.
+func TestTheMeshIsClear(t *testing.T) {
+	dir := t.TempDir()
+	for i, mesh := range []up.Mesh{
+		{PID: 1, Dir: "/a", Pods: []up.Pod{{Namespace: "shop", Name: "web-1", Workload: "web"}, {Namespace: "shop", Name: "db-1", Workload: "db"}}},
+		{PID: 2, Dir: "/b", Pods: []up.Pod{{Namespace: "shop", Name: "web-1", Workload: "web"}, {Namespace: "shop", Name: "web-2", Workload: "web"}}},
+	} {
+		text, err := json.Marshal(mesh)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Create(filepath.Join(dir, fmt.Sprintf("%d.json", i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = f.Close() })
+		if _, err := f.Write(text); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct{ directory, name, want string }{
+		{"", "db", "/a db-1"},
+		{"", "web-2", "/b web-2"},
+		{"", "web-1", `find Pod "web-1": several meshes that run have it: want --mesh with one of /a, /b`},
+		{"", "web", `find Pod "web": several meshes that run have it: want --mesh with one of /a, /b`},
+		{"/b", "web", "/b web-1"},
+		{"/c", "web", "--mesh /c: no mesh of it runs: want one of /a, /b"},
+	} {
+		m, p, err := runningPod(dir, tt.directory, tt.name)
+		got := m.Dir + " " + p.Name
+		if err != nil {
+			got = err.Error()
+		}
+		if got != tt.want {
+			t.Errorf("%q %q: got %s, want %s", tt.directory, tt.name, got, tt.want)
+		}
 	}
 }

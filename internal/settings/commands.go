@@ -37,6 +37,7 @@ func Commands() []Command {
 		{Path: "pilotctl", Tables: []Table{Pilotctl}},
 		{Path: "pilotctl demo", Tables: []Table{PilotctlDemo}, Shared: ctl},
 		{Path: "pilotctl up", Tables: []Table{PilotctlUp}, Shared: ctl},
+		{Path: "pilotctl exec", Tables: []Table{PilotctlExec}, Shared: ctl},
 		{Path: "pilotctl logs", Tables: []Table{PilotctlLogs}, Shared: ctl},
 		{Path: "pilotctl proxies", Tables: []Table{PilotctlProxies, PilotctlCluster}, Shared: ctl},
 		{Path: "pilotctl config", Tables: []Table{PilotctlNamespace}, Shared: asks},

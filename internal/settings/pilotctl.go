@@ -108,8 +108,16 @@ var PilotctlUp = Table{
 		Help: "where programs are searched"},
 }
 
+// ofMesh says which of the meshes on this machine is meant.
+var ofMesh = Setting{Flag: "mesh", Kind: Text, Otherwise: "that which has the Pod", Unit: "directory", Used: "cmd/pilotctl/up.go",
+	Help: "`directory` of the mesh, where several run on this machine"}
+
+// PilotctlExec is the table of pilotctl exec.
+var PilotctlExec = Table{ofMesh}
+
 // PilotctlLogs is the table of pilotctl logs.
 var PilotctlLogs = Table{
+	ofMesh,
 	{Flag: "container", Short: "c", Kind: Text, Otherwise: "all containers", Unit: "name", Used: "cmd/pilotctl/up.go",
 		Help: "`container` of the Pod, or proxy"},
 	{Flag: "follow", Short: "f", Kind: Bool, Unit: "switch", Used: "internal/lab/up",
