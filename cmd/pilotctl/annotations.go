@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/url"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -75,17 +77,30 @@ type (
 	}
 )
 
-// printSARIF writes problems as a SARIF log, which code hosts show beside the lines of a change.
-func printSARIF(w io.Writer, all []validated) error {
+// artifactURI returns the URI of a file in a SARIF log: relative if the file is below the folder that the program runs
+// in, which in a pipeline is that of the repository, since code hosts find files by the path in the repository.
+func artifactURI(folder, file string) string {
+	if !filepath.IsAbs(file) {
+		return (&url.URL{Path: filepath.ToSlash(filepath.Clean(file))}).String()
+	}
+	if below, err := filepath.Rel(folder, file); folder != "" && err == nil && filepath.IsLocal(below) {
+		return (&url.URL{Path: filepath.ToSlash(below)}).String()
+	}
+	return (&url.URL{Scheme: "file", Path: filepath.ToSlash(file)}).String()
+}
+
+// printSARIF writes problems as a SARIF log, which code hosts show beside the lines of a change. The program runs in
+// folder, which is empty if that is not known.
+func printSARIF(w io.Writer, folder string, all []validated) error {
 	run := sarifRun{Tool: sarifTool{sarifDriver{Name: "pilotctl", Version: version, Rules: []sarifRule{
 		{"error", sarifText{"The object is rejected, or its policy is not enforced."}},
 		{"warning", sarifText{"A part of the object has no effect, or not the expected one."}},
 	}}}, Results: []sarifResult{}}
 	for _, v := range all {
-		text := strings.TrimPrefix(strings.Join([]string{v.Object, v.Field, v.Text}, ": "), ": ")
+		text := strings.Join(slices.DeleteFunc([]string{v.Object, v.Field, v.Text}, func(s string) bool { return s == "" }), ": ")
 		run.Results = append(run.Results, sarifResult{
-			RuleID: v.Severity, Level: v.Severity, Message: sarifText{strings.ReplaceAll(text, ": : ", ": ")},
-			Locations: []sarifLocation{{sarifPhysical{sarifArtifact{filepath.ToSlash(v.File)}, sarifRegion{max(v.Line, 1)}}}},
+			RuleID: v.Severity, Level: v.Severity, Message: sarifText{text},
+			Locations: []sarifLocation{{sarifPhysical{sarifArtifact{artifactURI(folder, v.File)}, sarifRegion{max(v.Line, 1)}}}},
 		})
 	}
 	enc := json.NewEncoder(w)

@@ -345,7 +345,7 @@ func runningPod(runDir, directory, name string) (up.Mesh, up.Pod, error) {
 
 func newExec() *cobra.Command {
 	c := &cobra.Command{
-		Use:   "exec POD -- COMMAND [ARG...]",
+		Use:   "exec [flags] POD -- COMMAND [ARG...]", // Flags after the command are the command's.
 		Short: "Run a command in a Pod of a mesh that 'pilotctl up' runs",
 		Long: `Run a command in a Pod of a mesh that 'pilotctl up' runs.
 

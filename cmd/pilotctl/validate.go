@@ -274,7 +274,8 @@ func (r *validation) print(w, told io.Writer, form, annotations string, columns 
 	case annotations == "github":
 		return printGitHub(w, all)
 	case annotations == "sarif":
-		return printSARIF(w, all)
+		folder, _ := os.Getwd() // Without it absolute paths stay absolute.
+		return printSARIF(w, folder, all)
 	case form != "table":
 		return printValue(w, form, all)
 	}
