@@ -41,10 +41,13 @@ func newDiscovery(args []string, env map[string]string) *cobra.Command {
 
 Configuration is read from a Kubernetes cluster (--kubeconfig, $KUBECONFIG, or the cluster
 of the Pod that this runs in), or, with --configDir, from a directory of YAML: Kubernetes'
-Namespace, Node, Service, EndpointSlice, Pod and ConfigMap (in a directory, ServiceAccount and
-Secret, too), and Istio's VirtualService, DestinationRule, ServiceEntry, WorkloadEntry,
-WorkloadGroup, PeerAuthentication, Sidecar and Gateway. The cluster or directory is watched; a change takes
-effect at once. The mesh's own configuration is the key "mesh" of the ConfigMap istio in the
+Namespace, Node, Service, EndpointSlice, Pod, ServiceAccount, Secret, ConfigMap, Ingress and
+IngressClass; Istio's VirtualService, DestinationRule, ServiceEntry, WorkloadEntry,
+WorkloadGroup, Sidecar, Gateway, PeerAuthentication, RequestAuthentication,
+AuthorizationPolicy, Telemetry, EnvoyFilter, WasmPlugin, TrafficExtension and ProxyConfig; and
+the Gateway API's GatewayClass, Gateway, ListenerSet, HTTPRoute, GRPCRoute, TLSRoute,
+TCPRoute, UDPRoute, ReferenceGrant and BackendTLSPolicy. The cluster or directory is watched;
+a change takes effect at once. The mesh's own configuration is the key "mesh" of the ConfigMap istio in the
 control plane's own namespace (--namespace).
 
 The state folder (--stateDir) keeps the root certificate and its key, and the key that

@@ -6,11 +6,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/pilothouse/pilothouse/internal/discovery"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
 	"github.com/pilothouse/pilothouse/internal/discovery/webhook"
+	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
@@ -31,6 +33,16 @@ func TestEverySettingIsRead(t *testing.T) {
 		}
 	})
 	clitest.AllRead(t, "request", settings.DiscoveryRequest, func(v *settings.Values) { readRequest(v) })
+}
+
+func TestHelpNamesTheKindsThatAreRead(t *testing.T) {
+	words := strings.FieldsFunc(newDiscovery(nil, nil).Long, func(r rune) bool { return !unicode.IsLetter(r) })
+	for _, kind := range object.Kinds() {
+		// The Gateway API's Gateway has the name of Istio's.
+		if kind != object.KubernetesGateway && !slices.Contains(words, string(kind)) {
+			t.Errorf("the help of discovery does not name %s", kind)
+		}
+	}
 }
 
 // The handler for JSON leaves some characters alone that a terminal executes.
