@@ -9,8 +9,10 @@ import (
 	"github.com/pilothouse/pilothouse/test/wait"
 )
 
-// guarded is a connection after its first headers, and the client's end of it.
+// guarded is a connection after its first headers, and the client's end of it. It waits for the ends of the turns of tests before.
 func guarded(t *testing.T) (*guard, net.Conn) {
+	t.Helper()
+	wait.Until(t, "no turn of another test", allFree)
 	server, client := net.Pipe()
 	t.Cleanup(func() { _, _ = server.Close(), client.Close() })
 	return &guard{Conn: server, streams: map[uint32]*message{1: {}}, full: make(chan struct{})}, client
@@ -87,10 +89,10 @@ func TestTurnsOfSlowConnectionsEnd(t *testing.T) {
 
 // What waits for its turn goes on without after a while.
 func TestWithoutATurnARequestIsReadAnyway(t *testing.T) {
-	if !turns.TryAcquire(turnBytes) {
-		t.Fatal("turns of another test")
-	}
 	g, client := guarded(t)
+	if !turns.TryAcquire(turnBytes) {
+		t.Fatal("a turn without a request")
+	}
 	begin, rest := largeRequest(large + 1)
 	send(t, g, client, begin)
 	send(t, g, client, rest)
