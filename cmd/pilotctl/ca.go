@@ -10,8 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilothouse/pilothouse/internal/printable"
-	"github.com/pilothouse/pilothouse/internal/settings"
-	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 // caPage is the page with the state of the roots.
@@ -85,8 +83,8 @@ status says how far the rotation is.`,
 				return beginRotation(c, f, r)
 			},
 		}
-	cli.Add(status, settings.PilotctlCluster)
-	cli.Add(rotate, settings.PilotctlCluster)
+	asking(status)
+	asking(rotate)
 	c.AddCommand(status, rotate)
 	return c
 }

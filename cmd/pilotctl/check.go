@@ -39,7 +39,7 @@ The exit code is 0 with successes and warnings only, else 1, and 2 if the comman
 			return f.check(c, pre, c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
-	cli.Add(c, settings.PilotctlCheck, settings.PilotctlCluster)
+	asking(c, settings.PilotctlCheck)
 	return c
 }
 

@@ -15,7 +15,6 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
-	"github.com/pilothouse/pilothouse/internal/settings/cli"
 )
 
 // section is one resource type of a configuration dump and how to show it.
@@ -78,6 +77,9 @@ route without one follows from the service alone.`,
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(c *cobra.Command, args []string) error {
+			if n := c.Flag("namespace"); n.Changed && strings.Contains(args[0], ".") && !strings.HasSuffix(args[0], "."+n.Value.String()) {
+				return misuse{fmt.Errorf("%s and --namespace %s: want one namespace", args[0], n.Value)}
+			}
 			chosen := sections
 			if len(args) == 2 && args[1] == secretsType {
 				return f.secrets(c, args[0])
@@ -114,7 +116,7 @@ route without one follows from the service alone.`,
 			return printJSON(c.OutOrStdout(), f.output, text)
 		},
 	}
-	cli.Add(c, settings.PilotctlNamespace, settings.PilotctlCluster)
+	asking(c, settings.PilotctlNamespace)
 	return c
 }
 

@@ -88,7 +88,7 @@ proxy is not connected, or pilot-discovery does not answer.`,
 			return nil
 		},
 	}
-	cli.Add(c, settings.PilotctlExplain, settings.PilotctlNamespace, settings.PilotctlCluster)
+	asking(c, settings.PilotctlExplain, settings.PilotctlNamespace)
 	return c
 }
 

@@ -58,6 +58,13 @@ mistake; then nothing is written to standard output.`,
 			if err := v.Err(); err != nil {
 				return misuse{err}
 			}
+			if o.kube.Kubeconfig == "" {
+				for _, name := range []string{"context", "istioNamespace"} {
+					if c.Flags().Changed(name) {
+						return misuse{fmt.Errorf("flag --%s: want --kubeconfig, too", name)}
+					}
+				}
+			}
 			return o.run(c.Context(), c.InOrStdin(), c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
@@ -96,8 +103,6 @@ func (o injectOptions) run(ctx context.Context, stdin io.Reader, stdout, stderr 
 		if objects, err = o.fromCluster(ctx, &options, &r, stderr); err != nil {
 			return err
 		}
-	} else if o.kube.Context != "" {
-		return misuse{errors.New("flag --context: want --kubeconfig, too")}
 	}
 	if err := o.fromFiles(&options, stderr); err != nil {
 		return err

@@ -79,10 +79,25 @@ func (f *flags) read(c *cobra.Command) error {
 	if err := misused(v.Err()); err != nil {
 		return err
 	}
+	if f.asked && c.Annotations[asks] == "" {
+		return misuse{fmt.Errorf("flag --discovery: %s does not ask pilot-discovery: want it without --discovery", c.CommandPath())}
+	}
 	if form := v.Enum("output"); form != "table" && c.Annotations[onlyText] != "" {
 		return misuse{fmt.Errorf("flag --output: %s prints %s: want it without -o %s", c.CommandPath(), c.Annotations[onlyText], form)}
 	}
 	return nil
+}
+
+// asks is the annotation of commands that ask pilot-discovery; all others refuse --discovery.
+const asks = "asks pilot-discovery"
+
+// asking gives a command that asks pilot-discovery its tables, and the flags that say where in a cluster that is.
+func asking(c *cobra.Command, tables ...settings.Table) {
+	cli.Add(c, append(tables, settings.PilotctlCluster)...)
+	if c.Annotations == nil {
+		c.Annotations = map[string]string{}
+	}
+	c.Annotations[asks] = "yes"
 }
 
 // onlyText is the annotation of commands whose result has one form; its value is what they print.
@@ -137,8 +152,17 @@ known; exec ends with the code of its command.`,
 	cli.Version(root, version)
 	cli.AddToAll(root, settings.Pilotctl)
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(settings.Pilotctl.Values("output"), cobra.ShellCompDirectiveNoFileComp))
-	root.AddCommand(inOneForm("a report", newDemo(env)), inOneForm("logs", newUp(env)), inOneForm("what the program prints", newExec()), inOneForm("logs", newLogs()), newSampleApp(), newToken(env), newVM(env), newProxies(f), newConfig(f), newExplain(f), newObjects(f), newWait(f), newCheck(f), inOneForm("objects in the form of the input", newInject(env)), newValidate(f), newCA(f), inOneForm("a Secret as YAML for kubectl", newRemoteSecret(f)), newVersion(f), inOneForm("files", cli.Collateral(root)))
-	return root
+	root.AddCommand(inOneForm("a report", newDemo(env)), inOneForm("logs", newUp(env)), inOneForm("what the program prints", newExec()), inOneForm("logs", newLogs()), newSampleApp(), inOneForm("help", newToken(env)), inOneForm("help", newVM(env)), newProxies(f), newConfig(f), newExplain(f), newObjects(f), newWait(f), newCheck(f), inOneForm("objects in the form of the input", newInject(env)), newValidate(f), inOneForm("help", newCA(f)), inOneForm("a Secret as YAML for kubectl", newRemoteSecret(f)), newVersion(f), inOneForm("files", cli.Collateral(root)))
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" {
+			inOneForm("help", c).RunE = func(c *cobra.Command, _ []string) error { return c.Help() } // so that its flags are read
+			for _, shell := range c.Commands() {
+				inOneForm("a script for the shell", shell)
+			}
+		}
+	}
+	return inOneForm("help, or the version", root)
 }
 
 // usage marks the errors of an argument check as misuse.

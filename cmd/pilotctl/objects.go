@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -63,12 +64,15 @@ The exit code is 0, unless --exit-code is given: then it is 3 if there are error
 are warnings only.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
+			o := readObjects(cli.Read(c.Flags(), nil, settings.PilotctlObjects))
+			if o.all && o.exitCode {
+				return misuse{errors.New("flag --exit-code: want it without --all, which lists no problems")}
+			}
 			r, err := f.connect(c)
 			if err != nil {
 				return err
 			}
 			defer r.Close()
-			o := readObjects(cli.Read(c.Flags(), nil, settings.PilotctlObjects))
 			var lost missing
 			var found counts
 			if o.all {
@@ -85,7 +89,7 @@ are warnings only.`,
 			return found.exit()
 		},
 	}
-	cli.Add(c, settings.PilotctlObjects, settings.PilotctlCluster)
+	asking(c, settings.PilotctlObjects)
 	return c
 }
 

@@ -141,7 +141,7 @@ table; -o json has them for each proxy.`,
 			})
 		},
 	}
-	cli.Add(c, settings.PilotctlProxies, settings.PilotctlCluster)
+	asking(c, settings.PilotctlProxies)
 	return c
 }
 

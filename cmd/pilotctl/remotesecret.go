@@ -58,9 +58,6 @@ func (f *flags) readRemoteSecret(v *settings.Values) (remoteSecretOptions, error
 	if err := v.Err(); err != nil {
 		return o, misuse{err}
 	}
-	if f.asked {
-		return o, misuse{errors.New("flag --discovery: want it without remote-secret, which reads a cluster")}
-	}
 	if o.kube.Kubeconfig == "" {
 		return o, misuse{errors.New("want a cluster: --kubeconfig, KUBECONFIG or ~/.kube/config")}
 	}

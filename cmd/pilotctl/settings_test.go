@@ -1,11 +1,15 @@
 package main
 
 import (
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/spf13/cobra"
@@ -52,7 +56,7 @@ func TestEveryCommandHasOrRefusesForms(t *testing.T) {
 	}
 	n := 0
 	clitest.Visit(newRoot(nil), func(c *cobra.Command) {
-		if c.HasSubCommands() || c.DisableFlagParsing { // help is printed; the sample application has flags of its own
+		if c.DisableFlagParsing { // the sample application has flags of its own
 			return
 		}
 		n++
@@ -77,6 +81,79 @@ func TestEveryCommandHasOrRefusesForms(t *testing.T) {
 	})
 	if n < 15 {
 		t.Errorf("%d commands", n)
+	}
+}
+
+// Each command asks the address of --discovery, or refuses it.
+func TestEveryCommandAsksOrRefusesAnAddress(t *testing.T) {
+	for _, words := range [][]string{
+		{"exec", "--discovery", "URL", "web", "--", "true"}, {"--discovery", "URL", "logs", "web"}, {"--discovery=URL"}, {"--version", "--discovery", "URL"},
+		{"completion", "bash", "--discovery", "URL"},
+	} {
+		var out, errs strings.Builder
+		if code := run(t.Context(), words, nil, &out, &errs); code != 2 || !strings.Contains(errs.String(), "does not ask pilot-discovery: want it without --discovery") {
+			t.Errorf("%q: code %d, %q, %q", words, code, out.String(), errs.String())
+		}
+	}
+	// The address of the environment is for those commands that use it.
+	if code := run(t.Context(), []string{"version"}, map[string]string{"PILOTCTL_DISCOVERY": "http://x"}, io.Discard, io.Discard); code != 0 {
+		t.Errorf("version with PILOTCTL_DISCOVERY: code %d", code)
+	}
+	arguments := map[string][]string{
+		"config": {"web.shop"}, "explain": {"none", "web.shop"}, "wait": {"vs", "shop/web"}, "exec": {"web", "true"}, "up": {"."}, "validate": {"settings_test.go"},
+		"create": {"shop/web", "--stateDir", "/nowhere"}, "join": {"shop/web", "--stateDir", "/nowhere", "--address", "x:1"},
+		"join-token": {"shop/web", "--stateDir", "/nowhere", "--address", "x:1"}, "inject": {"-f", "/nowhere"}, "collateral": {"--all", "--output_dir", "/dev/null/x"},
+	}
+	asking := 0
+	clitest.Visit(newRoot(nil), func(c *cobra.Command) {
+		if c.DisableFlagParsing {
+			return
+		}
+		var requests atomic.Int32
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			requests.Add(1)
+			http.Error(w, "no", http.StatusInternalServerError)
+		}))
+		defer s.Close()
+		var out, errs strings.Builder
+		words := slices.Concat(strings.Fields(c.CommandPath())[1:], []string{"--discovery", s.URL}, arguments[c.Name()])
+		code := run(t.Context(), words, nil, &out, &errs)
+		want := "flag --discovery: " + c.CommandPath() + " does not ask pilot-discovery: want it without --discovery"
+		switch refused := strings.Contains(errs.String(), want) && code == 2 && out.Len() == 0; {
+		case requests.Load() > 0:
+			asking++
+		case !refused:
+			t.Errorf("%q: no request, code %d, %q, %q; want code 2 and %q", words, code, out.String(), errs.String(), want)
+		}
+	})
+	if asking < 8 {
+		t.Errorf("%d commands ask", asking)
+	}
+}
+
+// What another flag makes meaningless is refused, not ignored.
+func TestFlagsThatHaveNoEffectAreRefused(t *testing.T) {
+	for args, want := range map[string]string{
+		"objects --all --exit-code":                                         "flag --exit-code: want it without --all",
+		"validate --annotations=sarif -o wide .":                            "--annotations=sarif and -o wide: want one of them",
+		"inject -f /nowhere -i mesh":                                        "flag --istioNamespace: want --kubeconfig, too",
+		"inject -f /nowhere --context a":                                    "flag --context: want --kubeconfig, too",
+		"token join shop/web --stateDir state --address x:1 --kubeconfig k": "flag --kubeconfig: want it without --stateDir",
+		"vm join-token shop/web --stateDir state --address x:1 --context c": "flag --context: want it without --stateDir",
+		"logs -c web":                 "flag --container: want a POD",
+		"exec web --mesh dir -- true": `"--mesh" after the POD: flags of pilotctl exec are before it`,
+		"wait -f /nowhere -n shop --discovery http://127.0.0.1:1":             "flag --namespace: want KIND NAME, not a file",
+		"wait vs shop/web -n other --discovery http://127.0.0.1:1":            "shop/web and --namespace other: want one namespace",
+		"config web.shop -n other --discovery http://127.0.0.1:1":             "web.shop and --namespace other: want one namespace",
+		"proxies --watch -o json --discovery http://127.0.0.1:1":              "flag --watch: want it without -o json",
+		"check --pre --discovery http://127.0.0.1:1":                          "flag --pre: want a cluster",
+		"objects --revision canary --discovery http://127.0.0.1:1":            "flag --revision: want it without --discovery",
+		"explain none web.shop --tcp --path / --discovery http://127.0.0.1:1": "has no method, path",
+	} {
+		var out, errs strings.Builder
+		if code := run(t.Context(), strings.Fields(args), nil, &out, &errs); code != 2 || out.Len() > 0 || !strings.Contains(errs.String(), want) {
+			t.Errorf("%s: code %d, %q, %q; want code 2 and %q", args, code, out.String(), errs.String(), want)
+		}
 	}
 }
 

@@ -363,6 +363,9 @@ that of the command.`,
 			if len(command) == 0 {
 				return misuse{fmt.Errorf("no command: want %s", c.UseLine())}
 			}
+			if strings.HasPrefix(command[0], "-") {
+				return misuse{fmt.Errorf("%q after the POD: flags of %s are before it: want %s", command[0], c.CommandPath(), c.UseLine())}
+			}
 			v := cli.Read(c.Flags(), nil, settings.PilotctlExec)
 			directory := readExec(v)
 			if err := v.Err(); err != nil {
@@ -437,6 +440,9 @@ func readLogs(v *settings.Values) (mesh, container string, follow bool) {
 // logFiles are the logs of a Pod, or those of pilot-discovery.
 func logFiles(runDir, mesh string, args []string, container string) ([]string, error) {
 	if len(args) == 0 {
+		if container != "" {
+			return nil, misuse{errors.New("flag --container: want a POD, whose container it is")}
+		}
 		meshes, err := meshesOf(runDir, mesh)
 		var out []string
 		for _, m := range meshes {

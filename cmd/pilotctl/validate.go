@@ -58,8 +58,8 @@ the command line is invalid. Warnings do not change it, unless --strict is given
 			if o.files = append(o.files, args...); len(o.files) == 0 {
 				return misuse{errors.New("nothing to validate: want a file, a folder or - (see pilotctl validate --help)")}
 			}
-			if o.annotations != "" && f.output != "table" {
-				return misuse{fmt.Errorf("--annotations=%s and -o %s: want one of them", o.annotations, f.output)}
+			if form := c.Flag("output"); o.annotations != "" && form.Changed {
+				return misuse{fmt.Errorf("--annotations=%s and -o %s: want one of them", o.annotations, form.Value.String())}
 			}
 			r := &validation{seen: map[object.Key]object.Origin{}, lines: map[string]func(object.Key, int, string) int{}}
 			for _, path := range o.files {

@@ -70,6 +70,11 @@ is valid and what is in it. pilotctl token join and pilotctl vm join-token are t
 			if err := o.account(args[0]); err != nil {
 				return misuse{err}
 			}
+			for _, name := range []string{"kubeconfig", "context"} {
+				if o.stateDir != "" && c.Flags().Changed(name) {
+					return misuse{fmt.Errorf("flag --%s: want it without --stateDir: the roots and the token are of the state folder or of a cluster", name)}
+				}
+			}
 			b, err := o.bundle(c, time.Now())
 			if err != nil {
 				return err

@@ -51,11 +51,14 @@ The proxies are those of all replicas of pilot-discovery. A replica that does no
 			if err := v.Err(); err != nil {
 				return misuse{err}
 			}
+			if o.file != "" && c.Flags().Changed("namespace") {
+				return misuse{errors.New("flag --namespace: want KIND NAME, not a file, whose objects have namespaces")}
+			}
 			namespace, err := f.qualified(c)
 			if err != nil {
 				return err
 			}
-			request, err := o.request(args, namespace, c.InOrStdin())
+			request, err := o.request(args, namespace, c.Flags().Changed("namespace"), c.InOrStdin())
 			if err != nil {
 				return err
 			}
@@ -79,7 +82,7 @@ The proxies are those of all replicas of pilot-discovery. A replica that does no
 			return err
 		},
 	}
-	cli.Add(c, settings.PilotctlWait, settings.PilotctlNamespace, settings.PilotctlCluster)
+	asking(c, settings.PilotctlWait, settings.PilotctlNamespace)
 	return c
 }
 
@@ -124,8 +127,9 @@ type appliedRequest struct {
 	body  []byte // nil for a GET
 }
 
-// request makes the request of the arguments; namespace is that of a name without one.
-func (o waitOptions) request(args []string, namespace string, stdin io.Reader) (appliedRequest, error) {
+// request makes the request of the arguments; namespace is that of a name without one, and that of
+// each if a flag gave it.
+func (o waitOptions) request(args []string, namespace string, namespaceGiven bool, stdin io.Reader) (appliedRequest, error) {
 	switch {
 	case o.file != "" && len(args) > 0:
 		return appliedRequest{}, misuse{errors.New("give either KIND NAMESPACE/NAME or -f FILE")}
@@ -151,6 +155,9 @@ func (o waitOptions) request(args []string, namespace string, stdin io.Reader) (
 	}
 	name := args[1]
 	if given, short, ok := strings.Cut(args[1], "/"); ok {
+		if namespaceGiven && namespace != given {
+			return appliedRequest{}, misuse{fmt.Errorf("%s and --namespace %s: want one namespace", args[1], namespace)}
+		}
 		namespace, name = given, short
 	}
 	if namespace == "" || name == "" {

@@ -9,7 +9,7 @@ import (
 // Pilotctl are the flags that every command of pilotctl takes.
 var Pilotctl = Table{
 	{Flag: "discovery", Env: []string{"PILOTCTL_DISCOVERY"}, Kind: Text, Otherwise: "the cluster of the kubeconfig; without one, http://127.0.0.1:8080", Unit: "URL", Used: "cmd/pilotctl/replicas.go",
-		Help: "`URL` of pilot-discovery's debug port"},
+		Help: "`URL` of pilot-discovery's debug port; commands that do not ask it refuse the flag"},
 	{Flag: "output", Short: "o", Kind: Enum, Default: "table", Values: []string{"table", "wide", "json", "yaml"}, Unit: "form", Used: "cmd/pilotctl/output.go",
 		Help: "`form` of the result; on a terminal, a table is fitted to its width, unless it is wide"},
 }
