@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pilothouse/pilothouse/internal/agent/capture"
 	"github.com/pilothouse/pilothouse/internal/agent/capture/netns"
@@ -51,22 +52,70 @@ capture as planned.`,
 		Example: `  pilot-agent istio-iptables -p 15001 -z 15006 -u 1337 -m REDIRECT -i '*' -b '*' -d 15090,15021,15020
   pilot-agent istio-iptables -i '*' -b '*' --dry-run
   pilot-agent istio-iptables --cleanup-only`,
-		Args: func(c *cobra.Command, args []string) error {
-			if err := cobra.NoArgs(c, args); err != nil {
-				return captureError{err}
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := r.run(c); err != nil {
-				return captureError{err}
-			}
-			return nil
-		},
+		RunE: func(c *cobra.Command, _ []string) error { return r.run(c) },
 	}
-	cli.Setup(c, func(_ *cobra.Command, err error) error { return captureError{err} })
+	ofCapture(c)
 	cli.Add(c, settings.AgentIptables)
 	c.AddCommand(newExplain(env))
+	return c
+}
+
+// ofCapture gives a command without arguments the exit codes of istio-iptables.
+func ofCapture(c *cobra.Command) {
+	run := c.RunE
+	c.Args = func(c *cobra.Command, args []string) error {
+		if err := cobra.NoArgs(c, args); err != nil {
+			return captureError{err}
+		}
+		return nil
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if err := run(c, args); err != nil {
+			return captureError{err}
+		}
+		return nil
+	}
+	cli.Setup(c, func(_ *cobra.Command, err error) error { return captureError{err} })
+}
+
+// newCleanIptables makes the command that scripts of older releases call, with any of the flags of istio-iptables. [agent C7]
+func newCleanIptables(s process) *cobra.Command {
+	r := &captureCommand{env: s.env}
+	c := &cobra.Command{
+		Use:   "istio-clean-iptables",
+		Short: "Remove the capture of the Pod's connections",
+		Long: `Remove the capture of the Pod's connections: all rules that istio-iptables applied, by iptables or nftables, whatever
+their options were. Nothing is removed where there is none. The capability CAP_NET_ADMIN is needed.
+
+It is what istio-iptables --cleanup-only does. The flags by which rules are applied are taken, as scripts of older
+releases give them, and have no effect; standard error says so. The exit code is 0 if no rule of capture is left, else 1.`,
+		Example: `  pilot-agent istio-clean-iptables
+  pilot-agent istio-clean-iptables --dry-run
+  pilot-agent istio-clean-iptables --network-namespace /proc/4711/ns/net`,
+		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
+		RunE: func(c *cobra.Command, _ []string) error {
+			v := cli.Read(c.Flags(), r.env, settings.AgentCleanIptables)
+			r.readClean(v)
+			if err := v.Err(); err != nil {
+				return err
+			}
+			c.Flags().Visit(func(f *pflag.Flag) {
+				if f.Hidden {
+					r.notes = append(r.notes, "flag --"+f.Name+" has no effect: rules of capture are removed whatever they are")
+				}
+			})
+			r.notes = append(r.notes, cli.UnknownFlags(s.args, c.Flags())...)
+			return r.inNamespace(func() error { return r.act(c) })
+		},
+	}
+	ofCapture(c)
+	cli.Add(c, settings.AgentCleanIptables)
+	for _, setting := range settings.AgentIptables {
+		if setting.Flag != "" && c.Flags().Lookup(setting.Flag) == nil {
+			cli.Flags(c.Flags(), settings.Table{setting})
+			c.Flags().Lookup(setting.Flag).Hidden = true
+		}
+	}
 	return c
 }
 

@@ -80,6 +80,15 @@ func (r *captureCommand) read(v *settings.Values) {
 	r.probePort = uint16(v.Int("iptables-probe-port"))
 }
 
+// readClean reads settings.AgentCleanIptables.
+func (r *captureCommand) readClean(v *settings.Values) {
+	r.backend = capture.BackendOptions{PodLock: v.Bool("cni-mode"), Path: v.Text("PATH")}
+	r.dryRun, r.dryRunFile = v.Bool("dry-run"), v.Text("DRY_RUN_FILE_PATH")
+	r.skip, r.namespace = v.Bool("skip-rule-apply"), v.Text("network-namespace")
+	_ = v.Bool("cleanup-only") // it is what the command does
+	r.clean = true
+}
+
 // printedOnly names the variables that look like settings and are only names in the printed
 // configuration.
 func printedOnly(env map[string]string) []string {

@@ -142,3 +142,40 @@ func TestWatchedRulesSayThatDNSIsCaptured(t *testing.T) {
 		}
 	}
 }
+
+// The command that removes the rules has a help of its own, with the flags that it uses; it takes the others, and says that they
+// have no effect.
+func TestCleanIptables(t *testing.T) {
+	_, help, _ := agentRun(t, nil, "istio-clean-iptables", "--help")
+	for _, want := range []string{"Remove the capture of the Pod's connections: all rules", "--network-namespace", "--dry-run", "DRY_RUN_FILE_PATH", "pilot-agent istio-clean-iptables --dry-run"} {
+		if !strings.Contains(help, want) {
+			t.Errorf("the help has no %q:\n%s", want, help)
+		}
+	}
+	for _, not := range []string{"--envoy-port", "--run-validation", "--force-iptables-binary", "--redirect-dns", "ENVOY_USER", "Capture the Pod's"} {
+		if strings.Contains(help, not) {
+			t.Errorf("the help has %q:\n%s", not, help)
+		}
+	}
+	if _, list, _ := agentRun(t, nil, "--help"); !strings.Contains(list, "istio-clean-iptables Remove the capture") {
+		t.Errorf("the command is not in the list:\n%s", list)
+	}
+	code, out, stderr := agentRun(t, nil, "istio-clean-iptables", "-n", "-u", "1337", "--redirect-dns", "-b", "", "--cleanup-only", "--of-an-old-release", "x")
+	if code != 0 || strings.Contains(out, "PROXY_PORT") {
+		t.Errorf("code %d, %q, %q", code, out, stderr)
+	}
+	for _, want := range []string{
+		"Note: flag --proxy-uid has no effect: rules of capture are removed whatever they are", "flag --redirect-dns has no effect",
+		"flag --istio-inbound-ports has no effect", "unknown flag --of-an-old-release has no effect",
+	} {
+		if !strings.Contains(stderr, want) {
+			t.Errorf("no %q in %q", want, stderr)
+		}
+	}
+	if strings.Contains(stderr, "cleanup-only") {
+		t.Errorf("%q", stderr)
+	}
+	if code, _, stderr := agentRun(t, nil, "istio-clean-iptables", "x"); code != 1 || !strings.Contains(stderr, "istio-clean-iptables") {
+		t.Errorf("with an argument: code %d, %q", code, stderr)
+	}
+}

@@ -80,7 +80,7 @@ Without systemd the proxy is started in the background, and a script is written 
 
 // readMembership reads the argument of join.
 func readMembership(stdin io.Reader, arg, envoy string, now time.Time) (*vm.Membership, error) {
-	text := arg
+	text, from := arg, ""
 	if arg == "-" {
 		all, err := io.ReadAll(io.LimitReader(stdin, 2*join.MaxBytes+1))
 		if err != nil {
@@ -94,9 +94,14 @@ func readMembership(stdin io.Reader, arg, envoy string, now time.Time) (*vm.Memb
 		if err != nil {
 			return nil, err
 		}
-		text = string(all)
+		text, from = string(all), arg
+	} else if looksLikePath(arg) {
+		return nil, fmt.Errorf("%w: want a file with what pilotctl token join prints, the folder of istioctl, that text itself, or - for standard input", err)
 	}
 	b, err := join.Decode(text)
+	if err != nil && from != "" {
+		return nil, fmt.Errorf("%s: %w", from, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -105,6 +110,13 @@ func readMembership(stdin io.Reader, arg, envoy string, now time.Time) (*vm.Memb
 			b.Expires.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339), b.Namespace, b.ServiceAccount)
 	}
 	return vm.FromBundle(b, envoy)
+}
+
+// looksLikePath reports whether an argument that names no file was meant to name one: it is neither a join token nor a
+// JWT, which may be secret and is not printed.
+func looksLikePath(arg string) bool {
+	const usual = 200 // bytes of a path that somebody has typed; tokens have more
+	return arg != "" && len(arg) <= usual && !join.IsToken(arg) && !strings.HasPrefix(arg, "ey")
 }
 
 // readGiven reads the files that Istio's tool wrote.

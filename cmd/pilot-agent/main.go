@@ -134,17 +134,6 @@ istio-iptables with 1 if rules could not be applied and 126 if connections do no
 	cli.Version(root, thisBuild().String())
 	cli.AddToAll(root, settings.AgentLog)
 	root.AddCommand(newProxy(s), newRequest(), newRestart(), newIdentity(), newStatus(), newDoctor(s), newLogLevel(), newWait(), newVersion(), newJoin(s), newLeave(s), newStart(s), cli.Collateral(root),
-		newIptablesCommand(s.env), newCleanIptables(s.env))
+		newIptablesCommand(s.env), newCleanIptables(s))
 	return root
-}
-
-// newCleanIptables is the name that scripts of older releases call. [agent C7]
-func newCleanIptables(env map[string]string) *cobra.Command {
-	c := newIptablesCommand(env)
-	c.ResetCommands()
-	c.Use, c.Hidden = "istio-clean-iptables", true
-	c.Short = "Remove the capture of the Pod's connections"
-	c.FParseErrWhitelist.UnknownFlags = true
-	c.PreRunE = func(c *cobra.Command, _ []string) error { return c.Flags().Set("cleanup-only", "true") }
-	return c
 }

@@ -20,6 +20,7 @@ func TestEverySettingOfACommandIsRead(t *testing.T) {
 	clitest.AllRead(t, "identity", settings.AgentIdentity, func(v *settings.Values) { readIdentity(v) })
 	clitest.AllRead(t, "version", settings.AgentVersion, func(v *settings.Values) { readVersion(v) })
 	clitest.AllRead(t, "istio-iptables", settings.AgentIptables, func(v *settings.Values) { new(captureCommand).read(v) })
+	clitest.AllRead(t, "istio-clean-iptables", settings.AgentCleanIptables, func(v *settings.Values) { new(captureCommand).readClean(v) })
 	clitest.AllRead(t, "join", settings.AgentJoin, func(v *settings.Values) { readJoin(v) })
 	clitest.AllRead(t, "leave", settings.AgentLeave, func(v *settings.Values) { readLeave(v) })
 	clitest.AllRead(t, "start, its variables", settings.AgentStart, func(v *settings.Values) { vm.ReadSettings(v) })

@@ -158,7 +158,7 @@ func applyCapture(c *cobra.Command, p vm.Proxy) error {
 
 // cleanCapture removes the rules of capture.
 func cleanCapture(out, errors io.Writer, env map[string]string) error {
-	c := newCleanIptables(env)
+	c := newCleanIptables(process{env: env})
 	c.SetArgs(nil)
 	c.SetArgs([]string{})
 	c.SetOut(out)

@@ -94,6 +94,9 @@ func sum(text string) string {
 	return hex.EncodeToString(h[:])[:sumLength]
 }
 
+// IsToken reports whether a string begins as join tokens of any version do.
+func IsToken(text string) bool { return strings.HasPrefix(strings.TrimSpace(text), family) }
+
 // Decode returns what a string says. Spaces around and line ends in it are left out, as mail programs and terminals add
 // them. Errors never contain the string.
 func Decode(text string) (*Bundle, error) {

@@ -26,7 +26,7 @@ func Commands() []Command {
 		{Path: "pilot-agent version", Tables: []Table{AgentVersion}, Shared: agent},
 		{Path: "pilot-agent istio-iptables", Tables: []Table{AgentIptables}, Shared: agent},
 		{Path: "pilot-agent istio-iptables explain", Tables: []Table{AgentExplain}, Shared: []Table{AgentIptables, AgentLog}},
-		{Path: "pilot-agent istio-clean-iptables", Shared: []Table{AgentIptables, AgentLog}},
+		{Path: "pilot-agent istio-clean-iptables", Tables: []Table{AgentCleanIptables}, Shared: agent},
 		{Path: "pilot-agent join", Tables: []Table{AgentJoin, AgentRoot}, Shared: agent},
 		{Path: "pilot-agent leave", Tables: []Table{AgentLeave}, Shared: []Table{AgentRoot, AgentLog}},
 		{Path: "pilot-agent start", Tables: []Table{AgentStart}, Shared: []Table{AgentRoot, AgentLog}},

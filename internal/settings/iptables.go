@@ -102,6 +102,30 @@ var AgentIptables = Table{
 		Help: "where the programs of iptables are, with colons in between"},
 }
 
+// AgentCleanIptables is the table of pilot-agent istio-clean-iptables: what of AgentIptables is for the removal of rules.
+var AgentCleanIptables = cleaning(map[string]string{
+	"dry-run":           "print the commands that remove the rules, and remove nothing; also into the file $DRY_RUN_FILE_PATH",
+	"skip-rule-apply":   "remove nothing: check the options",
+	"cleanup-only":      "is what this command does in any case",
+	"network-namespace": "", "cni-mode": "", "DRY_RUN_FILE_PATH": "file that --dry-run writes the commands to", "PATH": "",
+})
+
+// cleaning are settings of AgentIptables, with another help where it is not empty.
+func cleaning(help map[string]string) (out Table) {
+	for _, s := range AgentIptables {
+		text, ok := help[s.Name()]
+		if !ok {
+			continue
+		}
+		s.PrintedAs = ""
+		if text != "" {
+			s.Help = text
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
 // AgentExplain is the table of the flags of pilot-agent istio-iptables explain besides those of
 // istio-iptables.
 var AgentExplain = Table{

@@ -67,11 +67,11 @@ func command(t *testing.T, c *cobra.Command, entry settings.Command) {
 	}
 }
 
-// extra is a flag of c itself that is not in known; empty if there is none.
+// extra is a flag of c itself that its help has and that is not in known; empty if there is none.
 func extra(c *cobra.Command, known map[string]bool) string {
 	found := ""
 	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
-		if !known[f.Name] {
+		if !known[f.Name] && !f.Hidden {
 			found = f.Name
 		}
 	})
