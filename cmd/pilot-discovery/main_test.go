@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -59,6 +60,40 @@ func TestMissingDirectoryExitsWith1(t *testing.T) {
 	code := run(t.Context(), []string{"discovery", "--configDir", missing, "--stateDir", t.TempDir()}, nil, &out, &errs)
 	if code != 1 || !strings.Contains(errs.String(), missing) {
 		t.Errorf("code %d, said %q", code, errs.String())
+	}
+}
+
+// A port that another program has is told with its flag and what to do, before a key or root is made.
+func TestABusyPortIsToldBeforeKeysAreMade(t *testing.T) {
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = busy.Close() }()
+	flags := []string{"--httpAddr", "--grpcAddr", "--secureGRPCAddr", "--monitoringAddr", "--httpsAddr"}
+	for _, flag := range flags {
+		state := filepath.Join(t.TempDir(), "state")
+		args := []string{"discovery", "--configDir", t.TempDir(), "--stateDir", state}
+		for _, other := range flags {
+			address := "127.0.0.1:0"
+			if other == flag {
+				address = busy.Addr().String()
+			}
+			args = append(args, other, address)
+		}
+		var out, errs wait.Output
+		code := run(t.Context(), args, nil, &out, &errs)
+		for _, want := range []string{"flag " + flag + ": ", busy.Addr().String(), "another program has the port: end it, or choose another port"} {
+			if code != 1 || !strings.Contains(errs.String(), want) {
+				t.Errorf("%s: code %d, %q; want code 1 and %q", flag, code, errs.String(), want)
+			}
+		}
+		if strings.Contains(errs.String(), "was made") {
+			t.Errorf("%s: %q", flag, errs.String())
+		}
+		if left, err := os.ReadDir(state); err == nil && len(left) > 0 {
+			t.Errorf("%s: %v is left in the state folder", flag, left)
+		}
 	}
 }
 

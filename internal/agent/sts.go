@@ -21,7 +21,7 @@ func newSTS(ctx context.Context, s *spec.Spec, log *slog.Logger) (*sts.Server, e
 	}
 	l, err := claim.Port(ctx, net.JoinHostPort(s.Loopback(), strconv.Itoa(s.STS.Port)), 0)
 	if err != nil {
-		return nil, fmt.Errorf("take the port of the token service (--stsPort): %w", err)
+		return nil, fmt.Errorf("take the port of the token service (--stsPort): %w", claim.PortError(err))
 	}
 	o := sts.Options{Listener: l, TokenEnd: upstream.TokenExpiry, Log: log}
 	if g := s.STS.Google; g != nil {

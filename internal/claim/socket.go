@@ -195,6 +195,19 @@ func Peer(c *net.UnixConn) (uid uint32, err error) {
 	return cred.Uid, nil
 }
 
+// PortError adds to an error of listening on a TCP or UDP address what to do, where that is known.
+func PortError(err error) error {
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		return fmt.Errorf("%w: another program has the port: end it, or choose another port", err)
+	case errors.Is(err, unix.EACCES):
+		return fmt.Errorf("%w: want root, the capability CAP_NET_BIND_SERVICE, or a port of 1024 or more", err)
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		return fmt.Errorf("%w: this machine has no such address", err)
+	}
+	return err
+}
+
 // Port listens on a TCP address. While another process listens on it, Port retries until timeout
 // has passed or ctx ends.
 func Port(ctx context.Context, address string, timeout time.Duration) (net.Listener, error) {

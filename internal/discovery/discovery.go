@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 
+	"github.com/pilothouse/pilothouse/internal/claim"
 	"github.com/pilothouse/pilothouse/internal/discovery/authn"
 	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
@@ -102,6 +103,10 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 	if err := s.cluster.awaitAPIServer(ctx); err != nil {
 		return nil, err
 	}
+	// Before keys and roots are made, which stay: the port of another pilot-discovery may be the first thing that is wrong.
+	if err := s.listen(); err != nil {
+		return nil, err
+	}
 	s.source = s.join(parts, atStart)
 	s.loop.model.SetOwn(model.Own{Cluster: o.Kubernetes.Cluster, Namespace: o.Names.Namespace})
 	s.scope = newScoped(o.Names, atStart, s.loop.Emit)
@@ -181,23 +186,29 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 	if err = s.openWebhooks(); err != nil {
 		return nil, err
 	}
+	return s, nil
+}
+
+// listen opens the ports.
+func (s *Server) listen() (err error) {
+	o := &s.opts
 	for _, l := range []struct {
-		name, addr string
-		to         *net.Listener
+		name, flag, addr string
+		to               *net.Listener
 	}{
-		{"HTTP", o.Ports.HTTP, &s.listeners.http}, {"plaintext gRPC", o.Ports.GRPC, &s.listeners.grpc},
-		{"secure gRPC", o.Ports.SecureGRPC, &s.listeners.secure}, {"monitoring", o.Ports.Monitoring, &s.listeners.monitoring},
-		{"HTTPS", o.Ports.HTTPS, &s.listeners.https},
+		{"HTTP", "httpAddr", o.Ports.HTTP, &s.listeners.http}, {"plaintext gRPC", "grpcAddr", o.Ports.GRPC, &s.listeners.grpc},
+		{"secure gRPC", "secureGRPCAddr", o.Ports.SecureGRPC, &s.listeners.secure}, {"monitoring", "monitoringAddr", o.Ports.Monitoring, &s.listeners.monitoring},
+		{"HTTPS", "httpsAddr", o.Ports.HTTPS, &s.listeners.https},
 	} {
 		if l.addr == "" {
 			continue
 		}
 		if *l.to, err = net.Listen("tcp", l.addr); err != nil {
-			return nil, fmt.Errorf("open the %s port: %w", l.name, err)
+			return fmt.Errorf("flag --%s: open the %s port: %w", l.flag, l.name, claim.PortError(err))
 		}
 		s.done.Add("close the "+l.name+" port", closeOnce(*l.to))
 	}
-	return s, nil
+	return nil
 }
 
 // instance identifies the process in the form that "istioctl x version" reads.

@@ -86,7 +86,7 @@ func New(o Options) (*Server, error) {
 			continue
 		}
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("listen for DNS: %w (stop the program that uses the address, or unset ISTIO_META_DNS_CAPTURE)", err), s.Close())
+			return nil, errors.Join(fmt.Errorf("listen for DNS at DNS_PROXY_ADDR: %w (stop the program that uses the address, or unset ISTIO_META_DNS_CAPTURE)", err), s.Close())
 		}
 	}
 	if len(s.addrs) == 0 {

@@ -107,7 +107,7 @@ func ports(ctx context.Context, s *spec.Spec) (net.Listener, error) {
 	}
 	status, err := claim.Port(ctx, ":"+strconv.Itoa(s.Status.Port), within)
 	if err != nil {
-		return nil, fmt.Errorf("take the status port (statusPort): %w", err)
+		return nil, fmt.Errorf("take the status port (statusPort in PROXY_CONFIG): %w", claim.PortError(err))
 	}
 	if s.Envoy.Disabled {
 		return status, nil
@@ -117,7 +117,7 @@ func ports(ctx context.Context, s *spec.Spec) (net.Listener, error) {
 		what, address string
 		generated     bool // only in the generated bootstrap
 	}{
-		{"admin port (proxyAdminPort)", s.AdminAddress(), false},
+		{"admin port (proxyAdminPort in PROXY_CONFIG)", s.AdminAddress(), false},
 		{"health port (ENVOY_STATUS_PORT)", onAll(s.Envoy.HealthPort), true},
 		{"metrics port (ENVOY_PROMETHEUS_PORT)", onAll(s.Envoy.PrometheusPort), true},
 		{"port of metrics over mutual TLS (ENVOY_SECURE_METRICS_PORT)", onAll(s.Envoy.SecureMetricsPort), true},
@@ -135,7 +135,7 @@ func ports(ctx context.Context, s *spec.Spec) (net.Listener, error) {
 			err = l.Close()
 		}
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("check that Envoy's %s is free: %w", port.what, err), status.Close())
+			return nil, errors.Join(fmt.Errorf("check that Envoy's %s is free: %w", port.what, claim.PortError(err)), status.Close())
 		}
 	}
 	return status, nil

@@ -106,7 +106,7 @@ func TestPortInUse(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := take(t, s); err == nil || !strings.Contains(err.Error(), setting) || !strings.Contains(err.Error(), busy) {
+			if err := take(t, s); err == nil || !strings.Contains(err.Error(), setting) || !strings.Contains(err.Error(), busy) || !strings.Contains(err.Error(), "another program has the port: end it, or choose another port") {
 				t.Errorf("error %v, want one with %s and port %s", err, setting, busy)
 			}
 			if err := l.Close(); err != nil {
