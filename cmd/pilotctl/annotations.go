@@ -21,8 +21,11 @@ func printGitHub(w io.Writer, all []validated) error {
 		if v.Field != "" {
 			text = v.Field + ": " + text
 		}
-		if _, err := fmt.Fprintf(w, "::%s file=%s,line=%d,title=%s::%s\n", v.Severity, property.Replace(v.File), max(v.Line, 1),
-			property.Replace(cmp.Or(v.Object, "pilotctl validate")), data.Replace(text)); err != nil {
+		at := fmt.Sprintf("file=%s,line=%d,", property.Replace(v.File), max(v.Line, 1))
+		if v.File == stdinName { // which is no file of the repository
+			at, text = "", fmt.Sprintf("%s:%d: %s", stdinName, max(v.Line, 1), text)
+		}
+		if _, err := fmt.Fprintf(w, "::%s %stitle=%s::%s\n", v.Severity, at, property.Replace(cmp.Or(v.Object, "pilotctl validate")), data.Replace(text)); err != nil {
 			return err
 		}
 	}
@@ -50,17 +53,24 @@ type (
 		Rules   []sarifRule `json:"rules"`
 	}
 	sarifRule struct {
-		ID    string    `json:"id"`
-		Short sarifText `json:"shortDescription"`
+		ID      string       `json:"id"`
+		Short   sarifText    `json:"shortDescription"`
+		Full    sarifText    `json:"fullDescription"`
+		Help    sarifText    `json:"help"`
+		Default sarifDefault `json:"defaultConfiguration"`
+	}
+	sarifDefault struct {
+		Level string `json:"level"`
 	}
 	sarifText struct {
 		Text string `json:"text"`
 	}
 	sarifResult struct {
 		RuleID    string          `json:"ruleId"`
+		RuleIndex int             `json:"ruleIndex"`
 		Level     string          `json:"level"`
 		Message   sarifText       `json:"message"`
-		Locations []sarifLocation `json:"locations"`
+		Locations []sarifLocation `json:"locations,omitempty"`
 	}
 	sarifLocation struct {
 		Physical sarifPhysical `json:"physicalLocation"`
@@ -92,16 +102,21 @@ func artifactURI(folder, file string) string {
 // printSARIF writes problems as a SARIF log, which code hosts show beside the lines of a change. The program runs in
 // folder, which is empty if that is not known.
 func printSARIF(w io.Writer, folder string, all []validated) error {
-	run := sarifRun{Tool: sarifTool{sarifDriver{Name: "pilotctl", Version: version, Rules: []sarifRule{
-		{"error", sarifText{"The object is rejected, or its policy is not enforced."}},
-		{"warning", sarifText{"A part of the object has no effect, or not the expected one."}},
-	}}}, Results: []sarifResult{}}
+	driver := sarifDriver{Name: "pilotctl", Version: version}
+	for _, r := range rules {
+		driver.Rules = append(driver.Rules, sarifRule{r.id, sarifText{r.short}, sarifText{r.short + " " + r.help}, sarifText{r.help}, sarifDefault{r.level.String()}})
+	}
+	run := sarifRun{Tool: sarifTool{driver}, Results: []sarifResult{}}
 	for _, v := range all {
 		text := strings.Join(slices.DeleteFunc([]string{v.Object, v.Field, v.Text}, func(s string) bool { return s == "" }), ": ")
-		run.Results = append(run.Results, sarifResult{
-			RuleID: v.Severity, Level: v.Severity, Message: sarifText{text},
+		result := sarifResult{
+			RuleID: v.Rule, RuleIndex: slices.IndexFunc(rules, func(r rule) bool { return r.id == v.Rule }), Level: v.Severity, Message: sarifText{text},
 			Locations: []sarifLocation{{sarifPhysical{sarifArtifact{artifactURI(folder, v.File)}, sarifRegion{max(v.Line, 1)}}}},
-		})
+		}
+		if v.File == stdinName { // which is no artifact
+			result.Locations, result.Message.Text = nil, fmt.Sprintf("%s:%d: %s", stdinName, max(v.Line, 1), text)
+		}
+		run.Results = append(run.Results, result)
 	}
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")

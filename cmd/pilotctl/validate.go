@@ -43,7 +43,8 @@ account that an object refers to and nothing has is a warning (--references). Se
 accounts are checked if the files have Pods or WorkloadEntries. "pilotctl objects" does the same in
 a running control plane.
 
-For a pipeline, --annotations=github prints workflow commands and --annotations=sarif a SARIF log.
+For a pipeline, --annotations=github prints workflow commands and --annotations=sarif a SARIF log; -o json
+has the rule of each problem, too (docs/pilotctl.md lists them).
 
 The exit code is 0 without errors, 1 with at least one error or if a file cannot be read, and 2 if
 the command line is invalid. Warnings do not change it, unless --strict is given.`,
@@ -96,9 +97,26 @@ func readValidate(v *settings.Values) validateOptions {
 	}
 }
 
+// found is one thing that was found, and the id of its rule.
+type found struct {
+	object.Problem
+	rule string
+}
+
+// add adds what was found.
+func (r *validation) add(by foundBy, p object.Problem) {
+	r.problems = append(r.problems, found{p, ruleOf(by, p)})
+}
+
+// The names of standard input: package decode takes what has the name of a JSON file for JSON.
+const (
+	stdinName = "standard input"
+	stdinJSON = stdinName + ".json"
+)
+
 // validation is what was found in the files.
 type validation struct {
-	problems       []object.Problem
+	problems       []found
 	files, objects int
 	skipped        int
 	folders        int
@@ -139,7 +157,7 @@ func (r *validation) addReferences() {
 		if lines := r.lines[p.Origin.File]; lines != nil {
 			p.Origin.Line = lines(p.Key, p.Origin.Line, p.Field)
 		}
-		r.problems = append(r.problems, p)
+		r.add(byReference, p)
 	}
 }
 
@@ -148,12 +166,12 @@ func (r *validation) path(path string, stdin io.Reader) {
 	if path == "-" {
 		text, err := io.ReadAll(io.LimitReader(stdin, yamltree.MaxBytes+1))
 		if err != nil {
-			r.unreadable("standard input", err)
+			r.unreadable(stdinName, err)
 			return
 		}
-		name := "standard input"
+		name := stdinName
 		if t := strings.TrimSpace(string(text[:min(len(text), 64)])); strings.HasPrefix(t, "{") {
-			name = "standard input.json"
+			name = stdinJSON
 		}
 		r.text(name, text)
 		return
@@ -213,18 +231,18 @@ func (r *validation) file(path string) {
 
 // text validates the text of a file.
 func (r *validation) text(file string, text []byte) {
-	found := admit.Documents(file, text)
+	read := admit.Documents(file, text)
 	r.files++
-	r.objects += len(found.Objects)
-	r.skipped += found.Skipped
+	r.objects += len(read.Objects)
+	r.skipped += read.Skipped
 	r.lines[file] = admit.Lines(file, text)
-	for _, p := range found.Problems {
+	for _, p := range read.Problems {
 		p.Origin.Line = r.lines[file](p.Key, p.Origin.Line, p.Field)
-		r.problems = append(r.problems, p)
+		r.add(byDocument, p)
 	}
-	for _, o := range found.Objects {
+	for _, o := range read.Objects {
 		if first, twice := r.seen[o.Key]; twice {
-			r.problems = append(r.problems, object.Problem{Origin: o.Origin, Key: o.Key, Text: fmt.Sprintf("duplicate of the object at %s; remove one of them", first)})
+			r.add(byTwice, object.Problem{Origin: o.Origin, Key: o.Key, Text: fmt.Sprintf("duplicate of the object at %s; remove one of them", whereTo(first))})
 			continue
 		}
 		r.seen[o.Key] = o.Origin
@@ -238,16 +256,25 @@ func (r *validation) unreadable(path string, err error) {
 	if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
 		err = pe.Err
 	}
-	r.problems = append(r.problems, object.Problem{Origin: object.Origin{File: path}, Text: "read the file: " + err.Error()})
+	r.add(byRead, object.Problem{Origin: object.Origin{File: path}, Text: "read the file: " + err.Error()})
 }
 
 // failed reports whether there is an error; strict counts warnings too.
 func (r *validation) failed(strict bool) bool {
-	return slices.ContainsFunc(r.problems, func(p object.Problem) bool { return p.Severity == object.Error || strict })
+	return slices.ContainsFunc(r.problems, func(p found) bool { return p.Severity == object.Error || strict })
+}
+
+// whereTo is the place of something, for people.
+func whereTo(o object.Origin) string {
+	if o.File == stdinJSON {
+		o.File = stdinName
+	}
+	return o.String()
 }
 
 // validated is one problem in the output.
 type validated struct {
+	Rule     string `json:"rule"`
 	Severity string `json:"severity"`
 	File     string `json:"file"`
 	Line     int    `json:"line"`
@@ -262,7 +289,10 @@ func (r *validation) print(w, told io.Writer, form, annotations string, columns 
 	var rows [][]string
 	var lines []problemLine
 	for _, p := range r.problems {
-		v := validated{Severity: p.Severity.String(), File: p.Origin.File, Line: p.Origin.Line, Field: p.Field, Text: p.Text}
+		if p.Origin.File == stdinJSON {
+			p.Origin.File = stdinName
+		}
+		v := validated{Rule: p.rule, Severity: p.Severity.String(), File: p.Origin.File, Line: p.Origin.Line, Field: p.Field, Text: p.Text}
 		if p.Key != (object.Key{}) {
 			v.Object = p.Key.String()
 		}
