@@ -4,7 +4,9 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/ca"
 	"github.com/pilothouse/pilothouse/internal/discovery/ui"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -24,6 +26,7 @@ func (s *Server) pageState() ui.State {
 	out.Status.Generation = views.generation
 	connections := s.xds.Connections()
 	isOlder := older(connections)
+	ends := certificateEnds(s.ca.Issued(time.Now()))
 	for _, c := range connections {
 		p, known := views.proxies[c.ID]
 		if !known {
@@ -31,6 +34,9 @@ func (s *Server) pageState() ui.State {
 		}
 		shown := pageProxy(c, p)
 		shown.Older = isOlder[c.ID]
+		if at := ends[[2]string{shown.Identity, hostOf(c.Peer)}]; shown.Identity != "" && at.After(c.NotAfter) {
+			shown.CertificateEnds = new(at.UTC())
+		}
 		out.Proxies = append(out.Proxies, shown)
 	}
 	out.Edits = s.loop.timeline.list()
@@ -42,6 +48,16 @@ func (s *Server) pageState() ui.State {
 			continue // nothing is wrong
 		}
 		out.Problems = append(out.Problems, ui.Problem{Severity: e.Severity, Object: e.Object, Origin: e.Origin, Field: e.Field, Text: e.Text, Meanwhile: e.Meanwhile})
+	}
+	return out
+}
+
+// certificateEnds are the ends of certificates, by the identity and the address that they were issued to. Most proxies connect with a
+// token, and all renew their certificates without connecting again.
+func certificateEnds(all []ca.Issued) map[[2]string]time.Time {
+	out := map[[2]string]time.Time{}
+	for _, i := range all {
+		out[[2]string{i.Identity, i.Address}] = i.NotAfter
 	}
 	return out
 }

@@ -58,11 +58,19 @@ func shownService(r *incr.Reader, m *model.Model, s *model.Service) ui.Service {
 			continue
 		}
 		workloads[ui.Workload{Namespace: in.Namespace, Name: in.Workload}] = true
-		c := ui.Caller{Proxy: in.TLS}
-		if in.TLS {
+		router := !in.TLS && m.HasGateways(r, s, in)
+		c := ui.Caller{Proxy: in.TLS || router}
+		if c.Proxy {
 			c.Identity = identityOf(in.Identity, trust)
 		}
 		callers[c] = true
+		if router {
+			modes["gateway"] = true
+			g, key := groupOf(r, m, s, in, map[string]bool{})
+			g.Gateway, g.Strict = true, false
+			groups["gateway "+key] = g
+			continue
+		}
 		if !in.TLS {
 			modes["no proxy"] = true
 			groups["no proxy"] = ui.Group{} // nobody enforces policies

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -89,5 +90,54 @@ spec: {parentRefs: [{group: "", kind: Service, name: reviews}], rules: [{backend
 	p.emit(route("{name: ours, route: [{destination: {host: reviews}}]}"), false)
 	if r := p.server.pageState().Services[0].Routes; len(r) != 1 || r[0].Name != "ours" {
 		t.Errorf("routes %+v, want those of the VirtualService", r)
+	}
+}
+
+// A gateway is no Pod without a proxy: it has an identity, which STRICT mode accepts, and enforces policies.
+func TestPageShowsGateways(t *testing.T) {
+	p := start(t)
+	pod := func(name, labels, ip string) string {
+		return "---\napiVersion: v1\nkind: Pod\nmetadata: {name: " + name + ", namespace: shop, labels: {" + labels + "}}\nspec: {serviceAccountName: " + name + "}\nstatus: {phase: Running, podIP: " + ip + "}\n"
+	}
+	service := func(name, selector string) string {
+		return "---\napiVersion: v1\nkind: Service\nmetadata: {name: " + name + ", namespace: shop}\nspec: {selector: {" + selector + "}, ports: [{name: http, port: 80}]}\n"
+	}
+	p.emit(service("web", "app: web")+pod("web", "app: web, security.istio.io/tlsMode: istio", "10.99.0.2")+
+		service("edge", "app: edge")+pod("edge", "app: edge", "10.99.0.3")+service("door", "app: door")+pod("door", "app: door, gateway.networking.k8s.io/gateway-name: door", "10.99.0.4")+
+		service("old", "app: old")+pod("old", "app: old", "10.99.0.5")+`---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: shop}
+spec: {selector: {app: edge}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ["*"]}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: door, namespace: shop}
+spec: {gatewayClassName: istio, listeners: [{name: http, port: 80, protocol: HTTP}]}
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: default, namespace: shop}
+spec: {mtls: {mode: STRICT}}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: edge, namespace: shop}
+spec: {selector: {matchLabels: {app: edge}}}
+`, true)
+	all := p.server.pageState().Services
+	modes := map[string]string{}
+	for _, s := range all {
+		modes[strings.TrimSuffix(s.Host, ".shop.svc.cluster.local")] = strings.Join(s.MutualTLS, " ")
+	}
+	if want := map[string]string{"web": "STRICT", "edge": "gateway", "door": "gateway", "old": "no proxy"}; !maps.Equal(modes, want) {
+		t.Errorf("modes %v, want %v", modes, want)
+	}
+	n, _ := ui.NeighboursOf(all, ui.Traffic{}, "Service/shop/web")
+	if n.Callers["Service/shop/edge"] != ui.Allowed || n.Callers["Service/shop/door"] != ui.Allowed || n.Callers["Service/shop/old"] != ui.Denied {
+		t.Errorf("callers of web: %v", n.Callers)
+	}
+	if n.Callees["Service/shop/edge"] != ui.Denied || n.Callees["Service/shop/door"] != ui.Allowed {
+		t.Errorf("web calls %v", n.Callees)
 	}
 }

@@ -90,6 +90,30 @@ func TestPageShowsTheEndOfACertificate(t *testing.T) {
 	}
 }
 
+// A proxy that connects with a token has a certificate that this replica has issued, as agents do in a cluster, and renews it without
+// connecting again.
+func TestPageShowsTheEndOfAnIssuedCertificate(t *testing.T) {
+	p := start(t)
+	p.emit(shop, true)
+	p.dial(p.token("shop", "default"), p.root()).open()
+	ends := func() *time.Time {
+		for _, x := range p.server.pageState().Proxies {
+			return x.CertificateEnds
+		}
+		return nil
+	}
+	wait.Until(t, "the proxy is shown", func() bool { return len(p.server.pageState().Proxies) == 1 })
+	if at := ends(); at != nil {
+		t.Errorf("before a certificate is issued: %s", at)
+	}
+	for _, life := range []time.Duration{time.Hour, 2 * time.Hour} {
+		cert, _ := p.certificate(life)
+		if at := ends(); at == nil || !at.Equal(cert.NotAfter) {
+			t.Errorf("the certificate ends at %v, want %s", at, cert.NotAfter)
+		}
+	}
+}
+
 func TestPageIsGuarded(t *testing.T) {
 	p := synced(t)
 	h := p.server.debugMux()

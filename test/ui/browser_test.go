@@ -292,6 +292,15 @@ func (p *page) key(name string) {
 	p.do("Input.dispatchKeyEvent", press, nil)
 }
 
+// click presses the mouse in the middle of an element as a person does.
+func (p *page) click(selector string) {
+	p.t.Helper()
+	at := eval[[]float64](p, fmt.Sprintf("(() => { const e = document.querySelector(%q); e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()", selector))
+	for _, kind := range []string{"mousePressed", "mouseReleased"} {
+		p.do("Input.dispatchMouseEvent", map[string]any{"type": kind, "x": at[0], "y": at[1], "button": "left", "clickCount": 1}, nil)
+	}
+}
+
 // write writes a text into what has the focus.
 func (p *page) write(text string) {
 	p.t.Helper()

@@ -6,6 +6,7 @@ package ui_test
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -143,7 +144,7 @@ func TestThePageFollowsTheMesh(t *testing.T) {
 	page.goTo("changes")
 	page.await("/VirtualService shop\\/catalog/.test(document.querySelector('#changes tbody tr').innerText) && /1 of 2 applied/.test(document.querySelector('#changes tbody tr').innerText)")
 	text = shown(page, "#changes tbody tr")
-	for _, want := range []string{"edit.yaml:", "rules run in", "resource", " moved, ", "\u00a0ms"} {
+	for _, want := range []string{"edit.yaml:", "rules run in", "resource", " moved, ", "\u00a0ms", "\u00a0kB"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the change lacks %q: %s", want, text)
 		}
@@ -152,6 +153,9 @@ func TestThePageFollowsTheMesh(t *testing.T) {
 	page.await("/2 of 2 applied in/.test(document.querySelector('#changes tbody tr').innerText)")
 	page.goTo("proxies")
 	page.await("/a later version is accepted/.test(document.querySelector('#proxies').innerText)")
+	if n := eval[int](page, "document.querySelectorAll('#changes tbody tr:first-child .mono wbr').length"); n < 2 {
+		t.Errorf("a path may be broken after %d slashes", n)
+	}
 	page.goTo("services")
 	text = shown(page, "#services tbody")
 	for _, want := range []string{"payments.shop.svc.cluster.local", "cluster.local/ns/shop/sa/cart, for POST", "STRICT", "PERMISSIVE", "reviews v1 90\u00a0%", "v2 1 (50\u00a0%)", "nobody", "but not: namespace ops"} {
@@ -162,13 +166,29 @@ func TestThePageFollowsTheMesh(t *testing.T) {
 	eval[bool](page, "([...document.querySelectorAll('#services tbody a.name')].find((a) => /^cart/.test(a.textContent)).click(), true)")
 	page.await("document.activeElement.id === 'map-title' && document.activeElement.textContent === 'cart.shop.svc.cluster.local'")
 	text = shown(page, "#map .sides")
-	for _, want := range []string{"May talk to it", "allowed 4 services", "denied 1 service", "It may talk to", "depends 1 service", "payments.shop.svc.cluster.local"} {
+	for _, want := range []string{"May talk to it", "allowed 4 services", "denied 1 service", "It may talk to", "depends 1 service", "reviews.shop.svc.cluster.local – PERMISSIVE · v1 90\u00a0%, v2 10\u00a0%", "payments.shop.svc.cluster.local"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the map lacks %q: %s", want, text)
 		}
 	}
+	// The picture says of each service what it is about, and leads to its map.
+	nodes := eval[[]string](page, "[...document.querySelectorAll('#map .picture .node')].map((g) => [...g.querySelectorAll('text')].map((x) => x.textContent).join(': '))")
+	for _, want := range []string{"cart.shop: STRICT · v1", "reviews.shop: PERMISSIVE · v1 90\u00a0%, v2 10\u00a0%"} {
+		if !slices.Contains(nodes, want) {
+			t.Errorf("the picture lacks %q: %q", want, nodes)
+		}
+	}
+	if legend := shown(page, "#map .legend"); !strings.Contains(legend, "depends on the request") {
+		t.Errorf("legend %q", legend)
+	}
+	eval[bool](page, "([...document.querySelectorAll('#map .picture .node')].find((g) => /reviews/.test(g.textContent)).setAttribute('id', 'chosen'), true)")
+	page.click("#chosen text")
+	page.await("document.activeElement.id === 'map-title' && document.activeElement.textContent === 'reviews.shop.svc.cluster.local'")
 	for _, s := range screens {
 		page.see(s)
+		if n := eval[int](page, "new Set([...document.querySelectorAll('nav li')].map((e) => Math.round(e.getBoundingClientRect().left))).size"); s.width < 600 && n != 2 {
+			t.Errorf("%s: the sections are in %d columns, want 2", s, n)
+		}
 		eval[bool](page, "(location.hash = 'services/' + encodeURIComponent([...rows.services.keys()].find((k) => /cart/.test(k))), true)")
 		page.await("document.querySelector('#map .sides')")
 		page.shoot("map-" + s.String())

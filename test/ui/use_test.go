@@ -128,7 +128,7 @@ func TestThePageIsUsedByKeyboard(t *testing.T) {
 		}
 	}
 	all := strings.Join(visited, "|")
-	if !strings.HasPrefix(all, "Skip to the content|Pause updates|Services 6|Proxies 0|Changes 1|Problems 2|services-filter|") || !strings.Contains(all, "reviews.shop.svc.cluster.local") {
+	if !strings.HasPrefix(all, "Skip to the content|Pause updates|Services 6|Proxies 0|Changes 1|Problems 2 (1 error)|services-filter|") || !strings.Contains(all, "reviews.shop.svc.cluster.local") {
 		t.Errorf("Tab visits %s", all)
 	}
 	// The first control skips to the content; a filter, a map, and back.

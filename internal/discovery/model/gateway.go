@@ -135,6 +135,11 @@ func (m *Model) gatewaysFor(r *incr.Reader, k ProxyKey, labels map[string]string
 	return strings.Join(append(out, slices.Compact(ports)...), " ")
 }
 
+// HasGateways reports whether an instance of a service, if it is a router, has Gateways or Ingresses to serve.
+func (m *Model) HasGateways(r *incr.Reader, s *Service, in *Instance) bool {
+	return m.gatewaysFor(r, ProxyKey{Role: mesh.Router, Namespace: in.Namespace}, in.Labels, s.Key) != ""
+}
+
 // udpTargets returns the ports of UDP of a router's services whose targets have numbers.
 func (m *Model) udpTargets(r *incr.Reader, services string) (out []string) {
 	for _, field := range strings.Fields(services) {

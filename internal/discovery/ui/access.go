@@ -23,7 +23,8 @@ type Service struct {
 	// Versions are the values of the label version of its endpoints, Routes where its VirtualService sends requests.
 	Versions []Version `json:"versions,omitempty"`
 	Routes   []Route   `json:"routes,omitempty"`
-	// MutualTLS are the modes of its workloads' ports, each once; "no proxy" for those without one.
+	// MutualTLS are the modes of its workloads' ports, each once; "no proxy" for those without one, "gateway" for routers, of which
+	// Gateways say whom they ask for certificates.
 	MutualTLS []string `json:"mutualTLS,omitempty"`
 	// Groups are its workloads, by the policies that select them.
 	Groups []Group `json:"-"`
@@ -55,10 +56,11 @@ type Destination struct {
 	Percent float64 `json:"percent"`
 }
 
-// Group are workloads that the same policies select. Strict is set if they accept mutual TLS only, Closed if they accept nothing.
+// Group are workloads that the same policies select. Strict is set if they accept mutual TLS only, Closed if they accept nothing. Gateway
+// is set if they are routers: whether these ask a client for its certificate depends on the Gateway's server.
 type Group struct {
-	Policies       []Policy
-	Strict, Closed bool
+	Policies                []Policy
+	Strict, Closed, Gateway bool
 	// TrustDomains are the mesh's and its aliases: a principal of one of them is one of each.
 	TrustDomains []string
 }
@@ -101,6 +103,14 @@ const (
 func Decide(g Group, c Caller) Answer {
 	if g.Closed || g.Strict && !c.Proxy {
 		return Denied
+	}
+	if g.Gateway {
+		g.Gateway = false
+		proved := Decide(g, c)
+		if proved != Decide(g, Caller{}) {
+			return Depends
+		}
+		return proved
 	}
 	allowed, any := no, false
 	var refused three
@@ -345,9 +355,20 @@ func ruleText(r *security.Rule) string {
 func fields(args ...any) string {
 	var out []string
 	for i := 0; i < len(args); i += 2 {
-		if list, _ := args[i+1].([]string); len(list) > 0 {
+		list, _ := args[i+1].([]string)
+		if list = once(list); len(list) > 0 {
 			out = append(out, fmt.Sprint(args[i])+strings.Join(list[:min(len(list), 5)], " or "))
 		}
 	}
 	return strings.Join(out, ", ")
+}
+
+// once are the texts of a list, each where it is first.
+func once(list []string) (out []string) {
+	for _, text := range list {
+		if !slices.Contains(out, text) {
+			out = append(out, text)
+		}
+	}
+	return out
 }

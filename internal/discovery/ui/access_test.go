@@ -76,6 +76,21 @@ func TestWhoMayTalkToAWorkload(t *testing.T) {
 	}
 }
 
+// A router knows who a client is only where its Gateway asks for certificates.
+func TestWhoMayTalkToAGateway(t *testing.T) {
+	cart := Caller{mesh.Identity{TrustDomain: "cluster.local", Namespace: "shop", ServiceAccount: "cart"}, true}
+	for spec, want := range map[string]Answer{
+		`{rules: [{}]}`: Allowed, `{}`: Denied,
+		`{rules: [{from: [{source: {namespaces: [shop]}}]}]}`:               Depends,
+		`{action: DENY, rules: [{from: [{source: {namespaces: [shop]}}]}]}`: Depends,
+		`{rules: [{from: [{source: {namespaces: [ops]}}]}]}`:                Denied,
+	} {
+		if got := Decide(Group{Gateway: true, Policies: []Policy{policyOf(t, spec)}}, cart); got != want {
+			t.Errorf("%s: %s, want %s", spec, got, want)
+		}
+	}
+}
+
 func TestNeighboursOfAService(t *testing.T) {
 	caller := func(account string) []Caller {
 		return []Caller{{mesh.Identity{TrustDomain: "cluster.local", Namespace: "shop", ServiceAccount: account}, true}}
@@ -104,6 +119,7 @@ func TestAccessInWords(t *testing.T) {
 		"everybody": nil,
 		"nobody":    {`{}`},
 		"cluster.local/ns/shop/sa/cart, for POST, path /pay": {`{rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/cart]}}], to: [{operation: {methods: [POST], paths: [/pay]}}]}]}`},
+		"namespace shop or ops":                              {`{rules: [{from: [{source: {namespaces: [shop, ops, shop]}}]}]}`},
 		"everybody|but not: namespace ops":                   {`{action: DENY, rules: [{from: [{source: {namespaces: [ops]}}]}]}`},
 		"everybody, if request.headers[a] is b or c":         {`{rules: [{when: [{key: "request.headers[a]", values: [b, c]}]}]}`},
 		"everybody|another program decides about: everybody": {`{action: CUSTOM, provider: {name: x}, rules: [{}]}`},

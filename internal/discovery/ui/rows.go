@@ -45,7 +45,8 @@ type Proxy struct {
 	Identity   string `json:"identity,omitempty"`
 	// Epoch is the restart epoch of its Envoy; empty if it is not known.
 	Epoch string `json:"epoch,omitempty"`
-	// Connected is since when; CertificateEnds is the end of the certificate that it connected with, nil for none.
+	// Connected is since when. CertificateEnds is the end of the newest certificate that is known of it: the one that it connected with, or
+	// one that this replica has issued to it since; nil for none.
 	Connected       time.Time  `json:"connected"`
 	CertificateEnds *time.Time `json:"certificateEnds,omitempty"`
 	Types           []Type     `json:"types,omitempty"`

@@ -18,6 +18,8 @@ function el(tag, attributes, ...children) {
 }
 
 const text = (cls, ...children) => el("span", { class: cls }, ...children);
+// path is a path, an identity or a place, which is broken over lines after its slashes.
+const path = (cls, s) => text(cls, s.split(/(?<=\/)/).flatMap((part, i) => (i ? [el("wbr"), part] : [part])));
 const line = (...children) => el("div", {}, ...children);
 const plural = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : many || one + "s"}`;
 const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
@@ -79,7 +81,7 @@ const views = {
         rows.traffic.has(s.key) ? line(requests(rows.traffic.get(s.key))) : null,
       ]],
       ["Who may talk to it", (s) => s.external ? text("muted", "not decided by the mesh") : short(s.access || [], 3), "wide"],
-      ["Mutual TLS", (s) => s.external ? text("muted", "—") : (s.mutualTLS || []).length ? s.mutualTLS.map((m) => line(text(m === "STRICT" ? "ok" : m === "CLOSED" ? "error" : "warn", m))) : text("muted", "no endpoints")],
+      ["Mutual TLS", (s) => s.external ? text("muted", "—") : (s.mutualTLS || []).length ? s.mutualTLS.map((m) => line(text({ STRICT: "ok", CLOSED: "error", gateway: "muted" }[m] || "warn", m))) : text("muted", "no endpoints")],
       ["Versions", (s) => versions(s)],
       ["Routes", (s) => (s.routes || []).length ? short(s.routes.map(route), 2) : text("muted", "to all endpoints"), "wide"],
     ],
@@ -93,12 +95,12 @@ const views = {
     isOnly: (p) => !inSync(p),
     order: (a, b) => compare(inSync(a) ? 1 : 0, inSync(b) ? 1 : 0) || compare(a.name, b.name) || compare(a.key, b.key),
     columns: [
-      ["Proxy", (p) => [line(text("name", p.name)), line(text("muted", [p.role, p.envoy ? "Envoy " + p.envoy : "", p.epoch ? "epoch " + p.epoch : "", p.older ? "older connection: being drained" : ""].filter(Boolean).join(", "))), p.identity ? line(text("muted mono", p.identity)) : null]],
+      ["Proxy", (p) => [line(text("name", p.name)), line(text("muted", [p.role, p.envoy ? "Envoy " + p.envoy : "", p.epoch ? "epoch " + p.epoch : "", p.older ? "older connection: being drained" : ""].filter(Boolean).join(", "))), p.identity ? line(path("muted mono", p.identity)) : null]],
       ["State", (p) => [
         line(inSync(p) ? text("ok", "in sync") : p.behind ? [text("warn", "behind"), " for ", when(p.behind.since, "for"), text("muted", ` (lacks generation ${p.behind.generation})`)] : text("warn", "not in sync")),
         el("ul", { class: "types", "aria-label": "Types" }, (p.types || []).map((t) => el("li", {}, t.name + " ", text("muted", String(t.resources)), " ", text(bad[t.state] || "", t.state)))),
       ], "wide"],
-      ["Certificate ends", (p) => p.certificateEnds ? when(p.certificateEnds, "until") : text("muted", p.identity ? "none: by token" : "none: plaintext")],
+      ["Certificate ends", (p) => p.certificateEnds ? when(p.certificateEnds, "until") : text("muted", p.identity ? "not known: it connected with a token" : "none: plaintext")],
       ["Last refusal", (p) => refusal(p), "wide"],
       ["Connected", (p) => when(p.connected)],
     ],
@@ -132,7 +134,7 @@ const views = {
     order: (a, b) => compare(a.severity, b.severity) || compare(a.object || "", b.object || "") || compare(a.key, b.key),
     columns: [
       ["Severity", (p) => text(p.severity === "error" ? "error" : "warn", p.severity)],
-      ["Object", (p) => [p.object ? line(text("name", p.object)) : null, p.origin ? line(text("muted mono", p.origin)) : null]],
+      ["Object", (p) => [p.object ? line(text("name", p.object)) : null, p.origin ? line(path("muted mono", p.origin)) : null]],
       ["Problem", (p) => [line(p.field ? [el("code", {}, p.field), ": "] : null, text("message", p.text)), p.meanwhile ? line(text("muted", "Meanwhile: " + p.meanwhile)) : null], "wide"],
     ],
   },
@@ -218,7 +220,7 @@ async function renderMap() {
   at.replaceChildren(heading, el("p", {}, el("a", { href: "#services", "data-focus": "close" }, "Close the map")));
   if (got.failed) at.append(el("p", { class: "error" }, "The map cannot be read: " + got.failed));
   else {
-    at.append(picture(s, got), el("div", { class: "sides" }, side("May talk to it", "from", got.callers, got.from || {}, open), side("It may talk to", "to", got.callees, got.to || {}, open)));
+    at.append(...picture(s, got), el("div", { class: "sides" }, side("May talk to it", "from", got.callers, got.from || {}, open), side("It may talk to", "to", got.callees, got.to || {}, open)));
     if (status().metrics) at.append(senders(got));
   }
   if ((s.policies || []).length) at.append(el("p", { class: "muted" }, "Policies: " + s.policies.join(", ")));
@@ -247,7 +249,7 @@ function side(title, name, map, rates, open) {
     const key = name + " " + answer;
     return el("details", { "data-key": key, open: open.size ? open.has(key) : list.length <= 12 && (answer !== "denied" || list.some((s) => rates[s.key])) },
       el("summary", {}, text(cls, answer), ` ${plural(list.length, "service")}`),
-      el("ul", {}, list.slice(0, perAnswer).map((s) => el("li", {}, el("a", { href: "#services/" + encodeURIComponent(s.key), "data-focus": name + s.key }, s.host), rates[s.key] ? [": ", requests(rates[s.key])] : ""))),
+      el("ul", {}, list.slice(0, perAnswer).map((s) => el("li", {}, el("a", { href: "#services/" + encodeURIComponent(s.key), "data-focus": name + s.key }, s.host), rates[s.key] ? [": ", requests(rates[s.key])] : "", text("muted", " – " + about(s))))),
       list.length > perAnswer ? el("p", { class: "muted" }, `and ${(list.length - perAnswer).toLocaleString("en")} more`) : null);
   }), Object.keys(map).length ? null : el("p", { class: "muted" }, "nobody"));
 }
@@ -257,9 +259,9 @@ function picture(s, got) {
   // Those with requests come first; of those that are denied only they are drawn.
   const pick = (map, rates) => ["allowed", "depends", "denied"].flatMap((a) => named(map, a, rates).map((x) => [x, a, rates[x.key]])).filter(([, a, r]) => a !== "denied" || r)
     .sort((a, b) => (b[2] ? b[2].requests : 0) - (a[2] ? a[2].requests : 0));
-  const left = pick(got.callers, got.from || {}), right = pick(got.callees, got.to || {}), rowHeight = 34;
+  const left = pick(got.callers, got.from || {}), right = pick(got.callees, got.to || {}), rowHeight = 50;
   const width = status().metrics ? 1240 : 1000, middle = width / 2; // room for the rates on the edges
-  const height = Math.max(2, Math.min(perSide, left.length) + (left.length > perSide ? 1 : 0), Math.min(perSide, right.length) + (right.length > perSide ? 1 : 0)) * rowHeight + 20;
+  const height = Math.max(2, Math.min(perSide, left.length) + (left.length > perSide ? 1 : 0), Math.min(perSide, right.length) + (right.length > perSide ? 1 : 0)) * rowHeight + 10;
   const svg = (tag, attributes, content) => {
     const e = document.createElementNS("http://www.w3.org/2000/svg", tag);
     for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, String(v));
@@ -267,33 +269,53 @@ function picture(s, got) {
     return e;
   };
   const out = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "picture", "aria-hidden": "true", focusable: "false" });
-  const cut = (t) => (t.length > 34 ? t.slice(0, 33) + "…" : t), label = (x) => cut(x.host.replace(/\.svc\.[^ ]*$/, ""));
-  const node = (x, y, t, cls) => {
-    out.append(svg("rect", { x: x - 145, y: y - 13, width: 290, height: 26, rx: 5, class: "node " + cls }), svg("text", { x, y: y + 5, "text-anchor": "middle" }, t));
+  const cut = (t, n) => (t.length > n ? t.slice(0, n - 1) + "…" : t);
+  const node = (x, y, of, cls) => {
+    // For the mouse; by keyboard its link in the lists is reached. A link here would take the focus into what screen readers do not see.
+    const g = svg("g", { class: "node " + cls });
+    g.addEventListener("click", () => { location.hash = "services/" + encodeURIComponent(of.key); });
+    g.append(svg("title", {}, of.host), svg("rect", { x: x - 145, y: y - 20, width: 290, height: 40, rx: 5 }),
+      svg("text", { x, y: y - 3, "text-anchor": "middle" }, cut(of.host.replace(/\.svc\.[^ ]*$/, ""), 34)),
+      svg("text", { x, y: y + 13, "text-anchor": "middle", class: "about" }, cut(about(of), 44)));
+    out.append(g);
   };
   for (const [list, x, from] of [[left, 150, true], [right, width - 150, false]]) {
     list.slice(0, perSide).forEach(([other, answer, r], i) => {
-      const y = 20 + i * rowHeight;
+      const y = 28 + i * rowHeight;
       out.append(svg("path", { d: from ? `M${x + 145} ${y} C${x + 200} ${y} ${middle - 180} ${height / 2} ${middle - 145} ${height / 2}` : `M${middle + 145} ${height / 2} C${middle + 180} ${height / 2} ${x - 200} ${y} ${x - 145} ${y}`, class: "edge " + { allowed: "always", depends: "sometimes", denied: "never" }[answer] }));
-      if (r) out.append(svg("text", { x: from ? x + 152 : x - 152, y: y - 5, "text-anchor": from ? "start" : "end", class: r.errors > 0 ? "rate failing" : "rate" }, `${rate(r.requests)}/s${r.errors > 0 ? `, ${share(r)} errors` : ""}`));
-      node(x, y, label(other), "");
+      if (r) out.append(svg("text", { x: from ? x + 152 : x - 152, y: y - 6, "text-anchor": from ? "start" : "end", class: r.errors > 0 ? "rate failing" : "rate" }, `${rate(r.requests)}/s${r.errors > 0 ? `, ${share(r)} errors` : ""}`));
+      node(x, y, other, "");
     });
-    if (list.length > perSide) out.append(svg("text", { x, y: 20 + perSide * rowHeight, "text-anchor": "middle", class: "more" }, `and ${(list.length - perSide).toLocaleString("en")} more`));
+    if (list.length > perSide) out.append(svg("text", { x, y: 18 + perSide * rowHeight, "text-anchor": "middle", class: "more" }, `and ${(list.length - perSide).toLocaleString("en")} more`));
   }
-  node(middle, height / 2, label(s), "center");
-  return out;
+  node(middle, height / 2, s, "center");
+  const lines = [["always", "allowed"], ["sometimes", "depends on the request"], ["never", "denied, and asks anyway"]];
+  return [out, el("p", { class: "legend", "aria-hidden": "true" }, lines.map(([cls, what]) => {
+    const sample = svg("svg", { viewBox: "0 0 36 8", width: 36, height: 8 });
+    sample.append(svg("path", { d: "M0 4 L36 4", class: "edge " + cls }));
+    return el("span", {}, sample, " ", what);
+  }))];
+}
+
+// about is a service in a few words: mutual TLS, and how its requests are split, or else which versions it has.
+function about(s) {
+  if (s.external) return "outside the mesh";
+  const split = (s.routes || []).find((r) => !r.conditional && (r.to || []).length > 1);
+  const short = (name) => (name.includes(" ") ? name.slice(name.lastIndexOf(" ") + 1) : name);
+  const parts = split ? split.to.map((d) => `${short(d.name)} ${percent(d.percent)}`) : (s.versions || []).map((v) => v.name);
+  return [(s.mutualTLS || []).join(" and ") || "no endpoints", parts.join(", ")].filter(Boolean).join(" · ");
 }
 
 // objects are those of a change: a few, and the others on request.
 function objects(e) {
-  const all = (e.objects || []).map((o) => line(o.object, o.removed ? text("warn", " removed") : "", o.origin ? [" ", text("muted mono", o.origin)] : null));
+  const all = (e.objects || []).map((o) => line(o.object, o.removed ? text("warn", " removed") : "", o.origin ? [" ", path("muted mono", o.origin)] : null));
   if (e.count <= 3) return all;
   return [all.slice(0, 2), el("details", {}, el("summary", {}, `and ${(e.count - 2).toLocaleString("en")} more`), all.slice(2), e.count > all.length ? line(text("muted", `${plural(e.count - all.length, "object")} more are not listed`)) : null)];
 }
 
 const missing = (e) => Math.max(0, e.proxies - e.applied - (e.gone || 0));
-const ms = (n) => (n >= 10000 ? `${(n / 1000).toFixed(1)} s` : n >= 10 ? `${Math.round(n)}\u00a0ms` : `${n.toFixed(1)}\u00a0ms`);
-const bytes = (n) => (n < 1000 ? `${n} bytes` : n < 1e6 ? `${(n / 1000).toFixed(1)} kB` : `${(n / 1e6).toFixed(1)} MB`);
+const ms = (n) => (n >= 10000 ? `${(n / 1000).toFixed(1)}\u00a0s` : n >= 10 ? `${Math.round(n)}\u00a0ms` : `${n.toFixed(1)}\u00a0ms`);
+const bytes = (n) => (n < 1000 ? `${n}\u00a0bytes` : n < 1e6 ? `${(n / 1000).toFixed(1)}\u00a0kB` : `${(n / 1e6).toFixed(1)}\u00a0MB`);
 
 function refusal(p) {
   const out = [];
@@ -423,12 +445,11 @@ function renderHeader() {
 function renderNav() {
   for (const [name, e] of Object.entries(links)) {
     const n = rows[name].size;
-    let label = `${views[name].title} ${n.toLocaleString("en")}`;
-    if (name === "proxies") {
-      const behind = [...rows.proxies.values()].filter((p) => !inSync(p)).length;
-      if (behind) label += ` (${behind.toLocaleString("en")} not in sync)`;
-    }
-    set(e, label);
+    // What needs somebody is seen from each section.
+    const urgent = { proxies: [(p) => !inSync(p), () => "not in sync", "warn"], problems: [views.problems.isOnly, (k) => (k === 1 ? "error" : "errors"), "error"] }[name];
+    const k = urgent ? [...rows[name].values()].filter(urgent[0]).length : 0;
+    const label = `${views[name].title} ${n.toLocaleString("en")}`, more = k ? `(${k.toLocaleString("en")} ${urgent[1](k)})` : "";
+    if (e.textContent !== label + (more && " ") + more) e.replaceChildren(label, ...(more ? [" ", text(urgent[2] + " number", more)] : []));
   }
 }
 
