@@ -26,7 +26,9 @@ func readIdentity(v *settings.Values) (statusPort int, output string) {
 // newIdentity prints the certificate of the agent that runs. Its exit code is 0 if that is valid.
 func newIdentity() *cobra.Command {
 	c := &cobra.Command{
-		Use:   "identity",
+		Use: "identity",
+		Example: `  pilot-agent identity
+  kubectl exec web-1 -c istio-proxy -- pilot-agent identity -o json`,
 		Short: "Print which certificate the agent holds, from where, until when, and what comes next",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

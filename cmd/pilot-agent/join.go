@@ -49,7 +49,7 @@ The token is used for the first certificate only, and is not written to the disk
 authenticates by its certificate. If a step fails before the service is started, what was written is undone.
 A join may be repeated: a machine with a valid certificate keeps it, and the token is not used.
 Without systemd the proxy is started in the background, and a script is written that starts it.`,
-		Example: `  pilotctl vm join-token shop/legacy … | ssh root@vm pilot-agent join -
+		Example: `  pilotctl token join shop/legacy --stateDir state --address mesh.example.com:15012 | ssh root@vm pilot-agent join -
   pilot-agent join ./files-of-istioctl
   pilot-agent join --dry-run token.txt`,
 		Args: cobra.ExactArgs(1),

@@ -23,7 +23,9 @@ func readLeave(v *settings.Values) (dryRun bool) { return v.Bool("dry-run") }
 
 func newLeave(s process) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "leave",
+		Use: "leave",
+		Example: `  pilot-agent leave --dry-run
+  pilot-agent leave`,
 		Short: "Take this virtual machine out of the mesh: undo what join did",
 		Long: `Take this virtual machine out of the mesh: end the proxy, remove the rules of capture, the service, the
 certificate with its key, and the files that join wrote.

@@ -115,6 +115,18 @@ func exitCode(err error) int {
 	return own.ExitCode()
 }
 
+// tellUnusedLogFlags says that flags of the log have no effect where nothing is logged. They are taken, since Istio's templates give them.
+func tellUnusedLogFlags(c *cobra.Command, _ []string) {
+	if c.Name() == proxyCommand {
+		return
+	}
+	for _, s := range settings.AgentLog {
+		if c.Flags().Changed(s.Flag) {
+			fmt.Fprintf(c.ErrOrStderr(), "Note: flag --%s has no effect: only pilot-agent %s logs\n", s.Flag, proxyCommand)
+		}
+	}
+}
+
 func newRoot(s process) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "pilot-agent",
@@ -124,11 +136,15 @@ func newRoot(s process) *cobra.Command {
 Exit codes: 0 if a command did what was asked, and of proxy after a requested end; 255 for errors and for an
 invalid command line. proxy ends with the code of Envoy if that could not be kept running, and
 istio-iptables with 1 if rules could not be applied and 126 if connections do not pass them as planned.`,
+		Example: `  pilot-agent proxy sidecar
+  pilot-agent status
+  pilot-agent doctor`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		// Injection templates pass flags of many releases. [agent C2, F14]
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE:               func(c *cobra.Command, _ []string) error { return c.Help() },
+		PersistentPreRun:   tellUnusedLogFlags,
 	}
 	cli.Setup(root, nil)
 	cli.Version(root, thisBuild().String())

@@ -39,10 +39,16 @@ func roleOf(args []string) (mesh.Role, error) {
 	return role, nil
 }
 
+// proxyCommand is the name of the command that runs Envoy.
+const proxyCommand = "proxy"
+
 func newProxy(s process) *cobra.Command {
 	c := &cobra.Command{
-		Use:                "proxy [sidecar|router|waypoint]",
-		Short:              "Run Envoy, and serve its configuration, its certificate and its status",
+		Use:   proxyCommand + " [sidecar|router|waypoint]",
+		Short: "Run Envoy, and serve its configuration, its certificate and its status",
+		Example: `  POD_NAME=web-1 POD_NAMESPACE=shop pilot-agent proxy sidecar
+  PROXY_CONFIG='{discoveryAddress: mesh.example.com:15012}' pilot-agent proxy sidecar --log_output_level default:debug
+  POD_NAME=gateway-1 POD_NAMESPACE=shop pilot-agent proxy router --proxyLogLevel info`,
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		RunE: func(c *cobra.Command, args []string) error {
 			started := time.Now()

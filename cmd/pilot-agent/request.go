@@ -136,9 +136,10 @@ func readWait(v *settings.Values) waitOptions {
 // newWait blocks until the proxy is ready; it is what holds an application's start. [agent C4]
 func newWait() *cobra.Command {
 	c := &cobra.Command{
-		Use:   "wait",
-		Short: "Wait until the proxy is ready",
-		Args:  cobra.NoArgs,
+		Use:     "wait",
+		Example: `  pilot-agent wait --timeoutSeconds 30 && ./the-application`,
+		Short:   "Wait until the proxy is ready",
+		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			v := cli.Read(c.Flags(), nil, settings.AgentWait)
 			o := readWait(v)
@@ -225,7 +226,9 @@ func readRestart(v *settings.Values) (statusPort int) { return v.Int("statusPort
 // newRestart requests a new Envoy: its bootstrap, binary and options are read again.
 func newRestart() *cobra.Command {
 	c := &cobra.Command{
-		Use:   "restart",
+		Use: "restart",
+		Example: `  pilot-agent restart
+  kubectl exec web-1 -c istio-proxy -- pilot-agent restart`,
 		Short: "Have a new Envoy take over from the one that runs",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -1,10 +1,14 @@
 package main
 
 import (
+	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 
 	"github.com/pilothouse/pilothouse/internal/agent/vm"
 	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 	"github.com/pilothouse/pilothouse/test/clitest"
 )
 
@@ -34,5 +38,20 @@ func TestAnEmptyWatchCaptureSilencesTheVariable(t *testing.T) {
 	v := settings.Read(map[string]string{"watchCapture": ""}, map[string]string{"CAPTURE_WATCH": "-b *"}, settings.AgentProxy)
 	if watch := v.Text("watchCapture"); watch != "" || v.Err() != nil {
 		t.Errorf("%q is watched (%v)", watch, v.Err())
+	}
+}
+
+func TestExamples(t *testing.T) {
+	clitest.Examples(t, func() *cobra.Command { return newRoot(process{}) }, cli.UnknownFlags)
+}
+
+// Flags of the log are taken everywhere, and where nothing is logged a line says that they have no effect.
+func TestLogFlagsWithoutEffectAreTold(t *testing.T) {
+	code, out, stderr := agentRun(t, nil, "version", "-s", "--log_as_json", "--log_output_level=default:debug")
+	if code != 0 || out != version+"\n" || !strings.Contains(stderr, "Note: flag --log_as_json has no effect: only pilot-agent proxy logs") || !strings.Contains(stderr, "--log_output_level") {
+		t.Errorf("code %d, %q, %q", code, out, stderr)
+	}
+	if _, _, stderr := agentRun(t, nil, "version", "-s"); stderr != "" {
+		t.Errorf("without flags: %q", stderr)
 	}
 }

@@ -45,7 +45,9 @@ func readStatus(v *settings.Values) (statusPort int, output string) {
 // newStatus prints the state of the agent that runs. Its exit code is 0 if the proxy is ready.
 func newStatus() *cobra.Command {
 	c := &cobra.Command{
-		Use:   "status",
+		Use: "status",
+		Example: `  pilot-agent status
+  kubectl exec web-1 -c istio-proxy -- pilot-agent status -o json`,
 		Short: "Print the state of the agent that runs: identity, configuration, Envoys, capture, DNS",
 		Long: `Print the state of the agent that runs: its identity and the certificate's end, the configuration and
 its age, the Envoys, the rules of capture, DNS, and the streams to the control plane.

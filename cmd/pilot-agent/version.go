@@ -53,7 +53,9 @@ func readVersion(v *settings.Values) (short bool, output string) {
 
 func newVersion() *cobra.Command {
 	c := &cobra.Command{
-		Use:   "version",
+		Use: "version",
+		Example: `  pilot-agent version
+  pilot-agent version -s`,
 		Short: "Print the agent's version",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

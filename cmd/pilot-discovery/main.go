@@ -55,6 +55,7 @@ xDS and signs certificates.
 
 Exit codes: 0 after a signal to end, or if a command did what was asked; 2 if the command line or the
 environment is invalid; 1 for any other error.`,
+		Example:       "  pilot-discovery discovery --configDir ./mesh --stateDir /var/lib/pilothouse",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          usage(cobra.NoArgs),
@@ -86,7 +87,7 @@ func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 
 func newVersion() *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "Print the version", Args: usage(cobra.NoArgs),
+		Use: "version", Short: "Print the version", Args: usage(cobra.NoArgs), Example: "  pilot-discovery version",
 		RunE: func(c *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintln(c.OutOrStdout(), version)
 			return err

@@ -8,6 +8,8 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/spf13/cobra"
+
 	"github.com/pilothouse/pilothouse/internal/discovery"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/jwks"
@@ -16,6 +18,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/pki"
 	"github.com/pilothouse/pilothouse/internal/printable"
 	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 	"github.com/pilothouse/pilothouse/test/clitest"
 	"github.com/pilothouse/pilothouse/test/wait"
 )
@@ -186,4 +189,8 @@ func TestVariablesWithoutEffectAreNamed(t *testing.T) {
 	if run(t.Context(), []string{"discovery", "--configDir", missing, "--stateDir", t.TempDir()}, nil, &out, &none); strings.Contains(none.String(), "\twarn\t") {
 		t.Errorf("warnings without any variable: %s", none.String())
 	}
+}
+
+func TestExamples(t *testing.T) {
+	clitest.Examples(t, func() *cobra.Command { return newRoot(nil, nil) }, cli.UnknownFlags)
 }

@@ -45,7 +45,8 @@ type caInstance struct {
 func newCA(f *flags) *cobra.Command {
 	c := &cobra.Command{
 		Use: "ca", Short: "Show or rotate the root of the mesh's CA", Args: usage(cobra.NoArgs),
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+		Example: "  pilotctl ca status\n  pilotctl ca rotate",
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	status, rotate :=
 		&cobra.Command{
@@ -57,6 +58,7 @@ and signs later), retired (it is trusted until the last certificate that it sign
 is trusted because the files of the CA that is plugged in have it). SERVES says which root issues
 the control plane's own certificate: the oldest that is trusted and whose key is there, since agents
 may start with an old file.`,
+			Example: "  pilotctl ca status\n  pilotctl ca status --discovery http://127.0.0.1:8080 -o json",
 			RunE: func(c *cobra.Command, _ []string) error {
 				r, err := f.connect(c)
 				if err != nil {
@@ -74,6 +76,7 @@ A new root is made and distributed. It signs when every connected proxy has ackn
 or when all certificates have ended that were issued before. The old root is trusted until
 the last certificate that it has signed has ended. The command returns at once; pilotctl ca
 status says how far the rotation is.`,
+			Example: "  pilotctl ca rotate && pilotctl ca status",
 			RunE: func(c *cobra.Command, _ []string) error {
 				r, err := f.connect(c)
 				if err != nil {

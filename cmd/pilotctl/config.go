@@ -66,6 +66,9 @@ Of a route, TO is marked NO CLUSTER where the proxy has no such cluster, so that
 is that of the whole request, or none; RETRIES is their number, with the timeout of each attempt, if
 there is one. OBJECT is what the route was written from, with its file and line or its place in the cluster; a
 route without one follows from the service alone.`,
+		Example: `  pilotctl config reviews-1.shop routes
+  pilotctl config reviews-1 -n shop clusters -o json
+  pilotctl config reviews-1.shop secrets`,
 		Args: usage(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: func(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 			switch len(args) {

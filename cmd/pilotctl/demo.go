@@ -30,6 +30,9 @@ end. The exit code is 0 only if every check passed.
 
 On a terminal it shows a live table, with colors unless NO_COLOR is set. --pace=2s gives time to
 read, --step waits for Enter before each scenario.`,
+		Example: `  sudo pilotctl demo
+  sudo pilotctl demo --step
+  sudo pilotctl demo --keep --logs ./demo-logs`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			v := cli.Read(c.Flags(), env, settings.PilotctlDemo)

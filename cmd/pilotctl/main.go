@@ -140,6 +140,11 @@ Exit codes: 0 on success; 2 if the command line is invalid; 1 for any other erro
 replica did not answer. objects --exit-code ends with 3 if there are errors and 4 if there are warnings
 only; explain ends with 0 if a request is allowed, 1 if it is denied, 3 if that depends and 4 if it is not
 known; exec ends with the code of its command.`,
+		Example: `  sudo pilotctl up ./mesh
+  pilotctl check
+  pilotctl proxies
+  pilotctl objects
+  pilotctl explain shop/web-1 http://reviews:9080/`,
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		Args:              usage(cobra.NoArgs),
@@ -180,9 +185,10 @@ func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 
 func newVersion(f *flags) *cobra.Command {
 	return &cobra.Command{
-		Use:   "version",
-		Short: "Print pilotctl's version",
-		Args:  usage(cobra.NoArgs),
+		Use:     "version",
+		Short:   "Print pilotctl's version",
+		Example: "  pilotctl version\n  pilotctl version -o json",
+		Args:    usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if f.output == "table" {
 				_, err := fmt.Fprintln(c.OutOrStdout(), version)

@@ -62,6 +62,9 @@ the generation of the change, unless several replicas count generations.
 
 The exit code is 0, unless --exit-code is given: then it is 3 if there are errors, and 4 if there
 are warnings only.`,
+		Example: `  pilotctl objects
+  pilotctl objects --exit-code
+  pilotctl objects --all -o json`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			o := readObjects(cli.Read(c.Flags(), nil, settings.PilotctlObjects))

@@ -107,6 +107,9 @@ proxy is connected to; each counts generations of its own.
 
 Fields of a proxy's ProxyConfig that the control plane does not apply are named below the
 table; -o json has them for each proxy.`,
+		Example: `  pilotctl proxies
+  pilotctl proxies --watch
+  pilotctl proxies --behind -o json`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			behind, watched := readProxies(cli.Read(c.Flags(), nil, settings.PilotctlProxies))

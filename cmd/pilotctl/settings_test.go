@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pilothouse/pilothouse/internal/settings"
+	"github.com/pilothouse/pilothouse/internal/settings/cli"
 	"github.com/pilothouse/pilothouse/test/clitest"
 )
 
@@ -166,4 +167,8 @@ func TestOutputsAreCompleted(t *testing.T) {
 	if got, _ := complete(&cobra.Command{}, nil, ""); len(got) != 4 {
 		t.Errorf("%q", got)
 	}
+}
+
+func TestExamples(t *testing.T) {
+	clitest.Examples(t, func() *cobra.Command { return newRoot(nil) }, cli.UnknownFlags)
 }

@@ -19,8 +19,10 @@ func newToken(env map[string]string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "token",
 		Short: "Make credentials for workloads outside Kubernetes",
-		Args:  usage(cobra.NoArgs),
-		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+		Example: `  pilotctl token create shop/reviews --stateDir /var/lib/pilothouse > istio-token
+  pilotctl token join shop/legacy --stateDir /var/lib/pilothouse --address mesh.example.com:15012`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(inOneForm("a token", newTokenCreate()), inOneForm("a string for pilot-agent join", newJoinToken(env, "join", "token join")))
 	return c

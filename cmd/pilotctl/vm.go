@@ -36,10 +36,11 @@ const maxRootsFile = 1 << 20
 
 func newVM(env map[string]string) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "vm",
-		Short: "Let virtual machines join the mesh",
-		Args:  usage(cobra.NoArgs),
-		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+		Use:     "vm",
+		Short:   "Let virtual machines join the mesh",
+		Example: "  pilotctl vm join-token shop/legacy --stateDir /var/lib/pilothouse --address mesh.example.com:15012",
+		Args:    usage(cobra.NoArgs),
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(inOneForm("a string for pilot-agent join", newJoinToken(env, "join-token", "vm join-token")))
 	return c

@@ -239,7 +239,7 @@ var PilotctlVMJoinToken = Table{
 	{Flag: "address", Kind: Text, Required: true, Unit: "host:port", Used: "cmd/pilotctl/vm.go",
 		Help: "`host:port` of pilot-discovery's secure port, as the machine reaches it"},
 	{Flag: "serverName", Kind: Text, Otherwise: "istiod.NAMESPACE.svc, with the revision if there is one", Unit: "name", Used: "cmd/pilotctl/vm.go",
-		Help: "`name` in pilot-discovery's certificate that the machine verifies; empty: the host of --address (--servingName of pilot-discovery adds names)"},
+		Help: "`name` in pilot-discovery's certificate that the machine verifies; --serverName= verifies the host of --address, which --servingName of pilot-discovery adds to the certificate"},
 	{Flag: "ttl", Kind: Duration, Number: int64(DefaultJoinTTL), Positive: true, Unit: "duration", Used: "internal/discovery/authn",
 		Help: "how long the string is valid, at most 168h"},
 	{Flag: "uses", Kind: Int, Number: 1, Min: 1, Max: 100, Unit: "machines", Used: "internal/discovery/authn",
