@@ -143,14 +143,22 @@ func (m *Mesh) start(ctx context.Context) error {
 	if err := m.StartDiscovery(ctx); err != nil {
 		return err
 	}
-	var tasks []run.Task
+	var pods []*Pod
 	for _, s := range m.spec.pods {
 		p, err := m.addPod(s)
 		if err != nil {
 			return err
 		}
 		m.pods[s.Key()] = p
-		tasks = append(tasks, run.Task{Name: "start Pod " + s.Key(), Run: p.start})
+		pods = append(pods, p)
+	}
+	var tasks []run.Task
+	done := lastOnce(pods)
+	for _, p := range pods {
+		tasks = append(tasks, run.Task{Name: "start Pod " + p.Spec.Key(), Run: func(ctx context.Context) error {
+			defer done(p)
+			return p.start(ctx)
+		}})
 	}
 	return errors.Join(run.Group(ctx, tasks...), ctx.Err())
 }

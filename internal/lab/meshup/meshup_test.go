@@ -115,3 +115,30 @@ func TestWorse(t *testing.T) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
+
+// Programs of Jobs run once: they begin when all others that start with them have.
+func TestProgramsOfJobsBeginLast(t *testing.T) {
+	job := func() *Pod { return &Pod{Spec: PodSpec{Programs: []Program{{Once: true}}}} }
+	isOpen := func(p *Pod) bool {
+		select {
+		case <-p.others:
+			return true
+		default:
+			return false
+		}
+	}
+	web, api, report := &Pod{Spec: PodSpec{Programs: []Program{{}}}}, &Pod{}, job()
+	started := lastOnce([]*Pod{report, web, api})
+	for _, p := range []*Pod{web, api} {
+		if p.others != nil || isOpen(report) {
+			t.Errorf("before %+v has started: it waits %v, the Job may begin %v", p.Spec, p.others != nil, isOpen(report))
+		}
+		started(p)
+	}
+	if started(report); !isOpen(report) {
+		t.Error("the Job waits, though all others have started")
+	}
+	if alone := job(); lastOnce([]*Pod{alone}) == nil || !isOpen(alone) {
+		t.Error("a Job waits for nobody")
+	}
+}

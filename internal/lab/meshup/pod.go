@@ -31,6 +31,8 @@ type Pod struct {
 	// Dir is its directory, the working directory of the agent.
 	Dir  string
 	mesh *Mesh
+	// others is closed when the Pods that start with it have started, if its programs wait for that; nil otherwise.
+	others <-chan struct{}
 
 	// mu guards agent, which RestartAgent replaces, running and programs.
 	mu       sync.Mutex

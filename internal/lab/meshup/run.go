@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -41,6 +42,13 @@ func (p *Pod) startPrograms(ctx context.Context) error {
 	if p.Spec.Router() {
 		return nil
 	}
+	if p.others != nil {
+		select {
+		case <-p.others:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	for _, prog := range p.Spec.Programs {
 		if err := p.startProgram(prog); err != nil {
 			return err
@@ -58,6 +66,33 @@ func (p *Pod) startPrograms(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// once reports whether the programs of a Pod are expected to end, as those of Jobs.
+func (p PodSpec) once() bool {
+	return slices.ContainsFunc(p.Programs, func(prog Program) bool { return prog.Once })
+}
+
+// lastOnce has the programs of Jobs among the Pods that start together wait for the others: they run once, and would find nobody listening.
+// The result is to be called with each of the others when it has started, or failed to.
+func lastOnce(pods []*Pod) (started func(*Pod)) {
+	all := make(chan struct{})
+	var waiting atomic.Int64
+	for _, p := range pods {
+		if p.Spec.once() {
+			p.others = all
+		} else {
+			waiting.Add(1)
+		}
+	}
+	if waiting.Load() == 0 {
+		close(all)
+	}
+	return func(p *Pod) {
+		if p.others == nil && waiting.Add(-1) == 0 {
+			close(all)
+		}
+	}
 }
 
 func (p *Pod) startProgram(prog Program) error {
@@ -169,8 +204,7 @@ func (m *Mesh) Change(ctx context.Context, plan *podplan.Plan) (started, ended [
 	for _, p := range m.Pods() {
 		errs = append(errs, p.Net.SetHosts(m.hosts(p.Spec)))
 	}
-	var mu sync.Mutex
-	var tasks []run.Task
+	var added []*Pod
 	for _, s := range next.pods {
 		if m.Pod(s.Key()) != nil {
 			continue
@@ -183,15 +217,22 @@ func (m *Mesh) Change(ctx context.Context, plan *podplan.Plan) (started, ended [
 		m.podsMu.Lock()
 		m.pods[s.Key()] = p
 		m.podsMu.Unlock()
-		tasks = append(tasks, run.Task{Name: "start Pod " + s.Key(), Run: func(ctx context.Context) error {
+		added = append(added, p)
+	}
+	var mu sync.Mutex
+	var tasks []run.Task
+	done := lastOnce(added)
+	for _, p := range added {
+		tasks = append(tasks, run.Task{Name: "start Pod " + p.Spec.Key(), Run: func(ctx context.Context) error {
+			defer done(p)
 			err := p.start(ctx)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				errs = append(errs, fmt.Errorf("start Pod %s: %w", s.Key(), err))
+				errs = append(errs, fmt.Errorf("start Pod %s: %w", p.Spec.Key(), err))
 				return nil
 			}
-			started = append(started, s.Key())
+			started = append(started, p.Spec.Key())
 			return nil
 		}})
 	}

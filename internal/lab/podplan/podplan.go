@@ -30,7 +30,7 @@ type File struct {
 }
 
 // GeneratedFile is the name of the file that has what was added, such as routers, and the Pods of workloads that are written in JSON or in a list.
-const GeneratedFile = "zz-pods-of-this-machine.json"
+const GeneratedFile = "zz-made-by-pilotctl-up.json"
 
 // The default ranges of addresses.
 var (

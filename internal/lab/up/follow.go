@@ -59,6 +59,7 @@ func (s *session) follow(ctx context.Context) error {
 		return err
 	}
 	logs, problems := newTails(s), newProblems(s)
+	s.ended = logs.last
 	last, pending := files, []podplan.File(nil)
 	tick := time.NewTicker(look)
 	defer tick.Stop()
@@ -120,6 +121,7 @@ func (s *session) change(ctx context.Context, files []podplan.File) {
 	}
 	err = s.writeConfig(notReady)
 	started, ended, changeErr := s.mesh.Change(ctx, plan)
+	opened := len(s.record.Published)
 	err = errors.Join(err, changeErr, s.writeConfig(nil), s.open(ctx))
 	if ctx.Err() != nil {
 		return
@@ -135,6 +137,9 @@ func (s *session) change(ctx context.Context, files []podplan.File) {
 		what = append(what, "ended "+strings.Join(ended, ", "))
 	}
 	s.out.line("edit: %s (%s)", strings.Join(what, "; "), time.Since(began).Round(time.Millisecond))
+	for _, p := range s.record.Published[opened:] {
+		s.out.line("edit: %s is port %d of %s", p.URL(), p.Port, p.Pod)
+	}
 }
 
 // restart is when a container that has ended is started again.
@@ -169,6 +174,7 @@ func (s *session) restartEnded() {
 				r.pid = proc.PID()
 				r.pause = min(max(2*r.pause, firstPause), lastPause)
 				r.at = now.Add(r.pause)
+				s.ended(p.Spec.Key() + "." + prog.Container)
 				if prog.Once {
 					s.out.line("%s: ended with exit code %d", key, proc.ExitCode())
 				} else {
@@ -233,11 +239,25 @@ func (t *tails) read(dir, name string) {
 	t.at[name] += int64(len(text))
 	lines := strings.Split(t.rest[name]+string(text), "\n")
 	t.rest[name] = lines[len(lines)-1]
+	t.lines(name, lines[:len(lines)-1])
+}
+
+func (t *tails) lines(name string, lines []string) {
 	title := strings.TrimSuffix(name, ".log")
-	for _, line := range lines[:len(lines)-1] {
+	for _, line := range lines {
 		if t.shown(title, line) {
 			t.s.out.line("%s | %s", title, printable.EscapeOutput(line))
 		}
+	}
+}
+
+// last prints what is left in the log of a program that has ended, which need not end its last line.
+func (t *tails) last(title string) {
+	name := title + ".log"
+	t.read(filepath.Join(t.s.work, "log"), name)
+	if rest := t.rest[name]; rest != "" {
+		t.rest[name] = ""
+		t.lines(name, []string{rest})
 	}
 }
 

@@ -100,6 +100,8 @@ type session struct {
 	told     map[string]bool
 	opened   map[string]bool
 	forwards sync.WaitGroup
+	// ended is called with the name of the log of a program that has ended.
+	ended func(log string)
 }
 
 // Run runs the directory until ctx ends.
