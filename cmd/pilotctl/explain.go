@@ -143,7 +143,7 @@ func (f *flags) explain(c *cobra.Command, q explain.Query, args []string) (int, 
 		return 0, err
 	}
 	if f.output == "table" {
-		err = printExplained(c.OutOrStdout(), a)
+		err = printExplained(c.OutOrStdout(), f.columns(c), a)
 	} else {
 		err = printValue(c.OutOrStdout(), f.output, a)
 	}
@@ -224,8 +224,9 @@ func (f *flags) near(c *cobra.Command, r *replicas, q explain.Query, err error) 
 	return err
 }
 
-// printExplained prints an answer: what is decided, and then why, once for the workloads that are the same.
-func printExplained(w io.Writer, a explain.Answer) error {
+// printExplained prints an answer: what is decided, and then why, once for the workloads that are the same. Lines that have
+// more than columns are wrapped, unless that is 0.
+func printExplained(w io.Writer, columns int, a explain.Answer) error {
 	var b bytes.Buffer
 	groups, sizes := [][]explain.Workload{}, []string{}
 	for _, one := range a.Workloads {
@@ -275,7 +276,11 @@ func printExplained(w io.Writer, a explain.Answer) error {
 	for _, g := range groups {
 		printWorkloads(&b, g, len(groups) > 1)
 	}
-	_, err := w.Write(b.Bytes())
+	text := b.String()
+	if columns > 0 {
+		text = hang(text, columns)
+	}
+	_, err := io.WriteString(w, text)
 	return err
 }
 

@@ -157,6 +157,27 @@ func wrap(text string, columns int, indent string) string {
 	return b.String()
 }
 
+// hang wraps each line of a text that has more characters than columns. Where a line has a name and, behind two or more blanks, a
+// text, that stays beside the name.
+func hang(text string, columns int) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		if utf8.RuneCountInString(line) <= columns {
+			continue
+		}
+		begin, indent := len(line)-len(strings.TrimLeft(line, " ")), "  "
+		if gap := strings.Index(line[begin:], "  "); gap >= 0 {
+			begin += gap
+			begin += len(line[begin:]) - len(strings.TrimLeft(line[begin:], " "))
+			indent = strings.Repeat(" ", utf8.RuneCountInString(line[:begin]))
+		} else if begin > 0 {
+			indent = line[:begin] + indent
+		}
+		lines[i] = line[:begin] + wrap(line[begin:], columns-max(len(indent), begin), indent)
+	}
+	return strings.Join(lines, "\n")
+}
+
 // wrapLines wraps each line of a text that has more characters than columns; the others stay as they are.
 func wrapLines(text string, columns int, indent string) string {
 	lines := strings.Split(text, "\n")

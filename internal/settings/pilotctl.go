@@ -11,7 +11,7 @@ var Pilotctl = Table{
 	{Flag: "discovery", Env: []string{"PILOTCTL_DISCOVERY"}, Kind: Text, Otherwise: "the cluster of the kubeconfig; without one, http://127.0.0.1:8080", Unit: "URL", Used: "cmd/pilotctl/replicas.go",
 		Help: "`URL` of pilot-discovery's debug port; commands that do not ask it refuse the flag"},
 	{Flag: "output", Short: "o", Kind: Enum, Default: "table", Values: []string{"table", "wide", "json", "yaml"}, Unit: "form", Used: "cmd/pilotctl/output.go",
-		Help: "`form` of the result; on a terminal, a table is fitted to its width, unless it is wide"},
+		Help: "`form` of the result; on a terminal, it is fitted to the width, unless it is wide"},
 }
 
 // PilotctlCluster are the flags of the commands that ask pilot-discovery: where it is in a cluster.

@@ -2,7 +2,10 @@ package up
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -97,5 +100,39 @@ func TestRecordsOfEndedMeshesAreLeftOut(t *testing.T) {
 	}
 	if got, err := Running(dir + "/none"); err != nil || got != nil {
 		t.Errorf("without a directory: %v, %v", got, err)
+	}
+}
+
+// The record of a process that was killed is removed by the next one, whatever has its number; that of one that runs stays.
+func TestRecordsOfKilledMeshesAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	for _, path := range []string{filepath.Join(dir, "1.json"), filepath.Join(dir, strconv.Itoa(os.Getpid())+".json"), filepath.Join(dir, "other")} { // both processes run
+		if err := os.WriteFile(path, []byte(`{"Dir":"/stale"}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	running, err := lockedFile(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = running.Close() }()
+	r, err := newRecord(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = r.remove() }()
+	var left []string
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		left = append(left, e.Name())
+	}
+	slices.Sort(left)
+	want := []string{filepath.Base(running.Name()), filepath.Base(r.file.Name()), "other"}
+	slices.Sort(want)
+	if !slices.Equal(left, want) {
+		t.Errorf("%v is left, want %v", left, want)
 	}
 }

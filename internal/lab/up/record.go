@@ -1,6 +1,7 @@
 package up
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -76,14 +77,74 @@ func newRecord(dir string) (*record, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("record the mesh: %w", err)
 	}
-	f, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(os.Getpid())+".json"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err := removeStale(dir); err != nil {
+		return nil, fmt.Errorf("remove the records of meshes that run no more: %w", err)
+	}
+	f, err := lockedFile(dir)
 	if err != nil {
 		return nil, fmt.Errorf("record the mesh: %w", err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("record the mesh: lock %s: %w", f.Name(), err), f.Close())
-	}
 	return &record{file: f, Mesh: Mesh{PID: os.Getpid()}}, nil
+}
+
+// lockedFile makes a file and locks it.
+func lockedFile(dir string) (*os.File, error) {
+	const tries = 10 // another process may look at a file or remove it before it is locked; the next one has another name
+	for i := 0; ; i++ {
+		f, err := os.CreateTemp(dir, strconv.Itoa(os.Getpid())+"-*.json")
+		if err != nil {
+			return nil, err
+		}
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil && isAt(f, f.Name()) {
+			return f, nil
+		}
+		if err = errors.Join(fmt.Errorf("lock %s: %w", f.Name(), cmp.Or(err, errors.New("it was removed meanwhile"))), f.Close()); i == tries {
+			return nil, err
+		}
+		_ = os.Remove(f.Name()) // if it is still there
+	}
+}
+
+// isAt reports whether a file is still the one of a path.
+func isAt(f *os.File, path string) bool {
+	mine, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(path)
+	return err == nil && os.SameFile(mine, there)
+}
+
+// removeStale removes the records of processes that were killed. Who runs holds the lock of its record, whatever has its number
+// since.
+func removeStale(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if filepath.Ext(path) != ".json" || !e.Type().IsRegular() {
+			continue
+		}
+		f, err := os.Open(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil && isAt(f, path) {
+			err = os.Remove(path)
+		} else {
+			err = nil
+		}
+		if err = errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // write writes what runs now.
