@@ -64,6 +64,9 @@ proxy is not connected, or pilot-discovery does not answer.`,
 			if len(args) > 1 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
+			if len(args) == 1 {
+				return completeServices(c, f, prefix)
+			}
 			names, d := completeProxies(c, f, prefix)
 			if len(args) == 0 && strings.HasPrefix(explain.None, prefix) {
 				names = append(names, explain.None)

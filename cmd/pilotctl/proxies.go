@@ -354,31 +354,3 @@ func proxyRows(all []proxy, several bool) [][]string {
 	}
 	return rows
 }
-
-// completeProxies offers the names of the connected proxies to the shell.
-func completeProxies(c *cobra.Command, f *flags, prefix string) ([]string, cobra.ShellCompDirective) {
-	if err := f.read(c); err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	r, err := f.connect(c)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	defer r.Close()
-	texts, _, err := connected(c.Context(), r)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	all, err := decodeProxies(texts)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	var names []string
-	for _, p := range all {
-		// A shell would print escape codes while it completes.
-		if strings.HasPrefix(p.Proxy, prefix) && printable.Is(p.Proxy) && !slices.Contains(names, p.Proxy) {
-			names = append(names, p.Proxy)
-		}
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
-}

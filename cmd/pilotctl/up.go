@@ -51,6 +51,9 @@ this machine. Ctrl-C ends everything and leaves nothing. Needs root and Linux.`,
   sudo pilotctl up ./mesh --exec 'web=python3 -m http.server 8080' --publish 8081:web:8080
   sudo pilotctl exec web -- curl -s http://reviews:9080/`,
 		Args: usage(cobra.ExactArgs(1)),
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		},
 		RunE: func(c *cobra.Command, args []string) error {
 			v := cli.Read(c.Flags(), env, settings.PilotctlUp)
 			f := readUp(v, installed())
@@ -355,6 +358,12 @@ pass the Pod's proxy, as the user of the Pod's programs. Needs root, as "pilotct
 that of the command.`,
 		Example: "  sudo pilotctl exec web -- curl -s http://reviews:9080/",
 		Args:    usage(cobra.MinimumNArgs(2)),
+		ValidArgsFunction: func(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveDefault
+			}
+			return completePods(up.DefaultRunDir, readExec(cli.Read(c.Flags(), nil, settings.PilotctlExec)), prefix)
+		},
 		RunE: func(c *cobra.Command, args []string) error {
 			command := args[1:]
 			if command[0] == "--" {
@@ -416,6 +425,13 @@ POD is the name of a Pod, NAME.NAMESPACE, or the name of a workload, whose first
 names one of its containers, or "proxy" for its agent and Envoy. Needs root, as "pilotctl up" does.`,
 		Example: "  sudo pilotctl logs web -c proxy -f",
 		Args:    usage(cobra.MaximumNArgs(1)),
+		ValidArgsFunction: func(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			mesh, _, _ := readLogs(cli.Read(c.Flags(), nil, settings.PilotctlLogs))
+			return completePods(up.DefaultRunDir, mesh, prefix)
+		},
 		RunE: func(c *cobra.Command, args []string) error {
 			v := cli.Read(c.Flags(), nil, settings.PilotctlLogs)
 			mesh, container, follow := readLogs(v)
@@ -430,6 +446,10 @@ names one of its containers, or "proxy" for its agent and Envoy. Needs root, as 
 		},
 	}
 	cli.Add(c, settings.PilotctlLogs)
+	_ = c.RegisterFlagCompletionFunc("container", func(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		mesh, _, _ := readLogs(cli.Read(c.Flags(), nil, settings.PilotctlLogs))
+		return completeContainers(up.DefaultRunDir, mesh, args, prefix)
+	})
 	return c
 }
 
@@ -455,10 +475,7 @@ func logFiles(runDir, mesh string, args []string, container string) ([]string, e
 		return nil, err
 	}
 	var out []string
-	names := p.Containers
-	if p.Proxied {
-		names = append(names, "proxy")
-	}
+	names := containersOf(p)
 	for _, name := range names {
 		if container != "" && container != name || container == "" && name == "proxy" && len(names) > 1 {
 			continue

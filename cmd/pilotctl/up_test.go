@@ -82,7 +82,7 @@ func TestNoMeshRuns(t *testing.T) {
 func TestTheMeshIsClear(t *testing.T) {
 	dir := t.TempDir()
 	for i, mesh := range []up.Mesh{
-		{PID: 1, Dir: "/a", Pods: []up.Pod{{Namespace: "shop", Name: "web-1", Workload: "web"}, {Namespace: "shop", Name: "db-1", Workload: "db"}}},
+		{PID: 1, Dir: "/a", Pods: []up.Pod{{Namespace: "shop", Name: "web-1", Workload: "web"}, {Namespace: "shop", Name: "db-1", Workload: "db", Containers: []string{"db"}, Proxied: true}}},
 		{PID: 2, Dir: "/b", Pods: []up.Pod{{Namespace: "shop", Name: "web-1", Workload: "web"}, {Namespace: "shop", Name: "web-2", Workload: "web"}}},
 	} {
 		text, err := json.Marshal(mesh)
@@ -117,5 +117,17 @@ func TestTheMeshIsClear(t *testing.T) {
 		if got != tt.want {
 			t.Errorf("%q %q: got %s, want %s", tt.directory, tt.name, got, tt.want)
 		}
+	}
+	// The shell offers the Pods of all of them, or of one, and the containers of a Pod.
+	for _, tt := range []struct{ directory, prefix, want string }{{"", "", "db-1.shop web-1.shop web-2.shop"}, {"/b", "", "web-1.shop web-2.shop"}, {"", "d", "db-1.shop"}, {"/c", "", ""}} {
+		if got, _ := completePods(dir, tt.directory, tt.prefix); strings.Join(got, " ") != tt.want {
+			t.Errorf("%q: %q are offered for %q, want %s", tt.directory, got, tt.prefix, tt.want)
+		}
+	}
+	if got, _ := completeContainers(dir, "", []string{"db"}, ""); !slices.Equal(got, []string{"db", "proxy"}) {
+		t.Errorf("the containers of db are %q", got)
+	}
+	if got, _ := completeContainers(dir, "", nil, ""); len(got) > 0 {
+		t.Errorf("without a Pod %q are offered", got)
 	}
 }

@@ -45,6 +45,9 @@ a part of the change. A proxy that disconnects before it has acknowledged is wai
 The proxies are those of all replicas of pilot-discovery. A replica that does not answer is waited for.`,
 		Example: "  pilotctl wait vs bookshop/reviews\n  pilotctl wait -f reviews.yaml --timeout 30s",
 		Args:    usage(cobra.MaximumNArgs(2)),
+		ValidArgsFunction: func(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+			return completeObjects(c, f, args, prefix)
+		},
 		RunE: func(c *cobra.Command, args []string) error {
 			v := cli.Read(c.Flags(), nil, settings.PilotctlWait)
 			o := readWait(v)
