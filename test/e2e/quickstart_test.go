@@ -105,8 +105,8 @@ func TestTheQuickstart(t *testing.T) {
 	}
 	p.run = func(script string) ([]byte, error) {
 		// The debug port is another one if something else has it.
-		cmd := exec.Command("bash", "-c", strings.ReplaceAll(script, "pilotctl ", pilotctlPath()+" --discovery "+s.discovery()+" "))
-		cmd.Dir = p.dir
+		cmd := exec.Command("bash", "-c", strings.ReplaceAll(script, "pilotctl ", pilotctlPath()+" "))
+		cmd.Dir, cmd.Env = p.dir, append(os.Environ(), "PILOTCTL_DISCOVERY="+s.discovery())
 		return cmd.CombinedOutput()
 	}
 	if n := p.follow(t); n < 8 {
