@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -79,6 +80,19 @@ func (j *joining) pendingKey() ([]byte, error) {
 	return encoded, j.m.Change().Write(vm.File{Path: vm.PendingFile, Mode: 0o600, Text: text})
 }
 
+// repeats prints why something is tried again, once for each new reason.
+type repeats struct {
+	out  io.Writer
+	last string
+}
+
+func (r *repeats) tell(err error) {
+	if text := err.Error(); text != r.last {
+		r.last = text
+		fmt.Fprintf(r.out, "  %s; trying again\n", text)
+	}
+}
+
 // request asks the CA for a certificate, several times if there is no answer.
 func (j *joining) request(ctx context.Context) (*pki.Secret, error) {
 	server, clean, err := j.ca()
@@ -101,6 +115,7 @@ func (j *joining) request(ctx context.Context) (*pki.Secret, error) {
 	ctx, cancel := context.WithTimeout(ctx, j.o.timeout)
 	defer cancel()
 	client := secret.NewCA([]secret.Upstream{server}, "")
+	repeats := repeats{out: j.out}
 	for {
 		chain, roots, err := client.Sign(ctx, csr, settings.DefaultSecretTTL)
 		if err == nil {
@@ -110,7 +125,7 @@ func (j *joining) request(ctx context.Context) (*pki.Secret, error) {
 			// With this token and key there is nothing to repeat.
 			return nil, errors.Join(err, j.m.Remove(vm.PendingFile))
 		}
-		fmt.Fprintf(j.out, "  %v; trying again\n", err)
+		repeats.tell(err)
 		select {
 		case <-ctx.Done():
 			return nil, err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,5 +31,17 @@ func TestJoinSaysThatThereIsNoFile(t *testing.T) {
 		if strings.HasPrefix(arg, "eyJ") && strings.Contains(stderr, arg) {
 			t.Errorf("a token is printed: %q", stderr)
 		}
+	}
+}
+
+// A CA that does not answer is told once for each reason, not once a second.
+func TestJoinTellsAReasonOnce(t *testing.T) {
+	var out strings.Builder
+	r := repeats{out: &out}
+	for _, reason := range []string{"connection refused", "connection refused", "no route to host", "connection refused"} {
+		r.tell(errors.New(reason))
+	}
+	if want := "  connection refused; trying again\n  no route to host; trying again\n  connection refused; trying again\n"; out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
 	}
 }
