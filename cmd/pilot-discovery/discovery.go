@@ -87,7 +87,12 @@ value, proxies are not served until that is fixed or confirmed (--accept-empty-c
 					}
 				}
 				forget()
-				afterCollections(atMostOnce(unmapEvery, time.Now, forget))
+				var u unmapping
+				afterCollections(func() {
+					if u.due(time.Now(), liveHeap()) {
+						forget()
+					}
+				})
 			}
 			srv, err := discovery.New(c.Context(), opts)
 			if err != nil {

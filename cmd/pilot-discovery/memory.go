@@ -20,9 +20,13 @@ const (
 	headroom = 26 << 20 // bytes
 )
 
-// unmapEvery is how often at most the program's pages are unmapped. While proxies connect, a collection leaves 15 MB of
-// them, and another 10 MB are in use again half a second later.
-const unmapEvery = 250 * time.Millisecond
+// The minimum intervals between two times that the program's pages are unmapped. While proxies connect, a collection leaves
+// 15 MB of them, and another 10 MB are in use again half a second later. While what is in use does not grow, the collections
+// are those of a steady stream of changes, which costs more processor time if its pages must be mapped again each time.
+const (
+	unmapGrowing = 250 * time.Millisecond
+	unmapSteady  = 10 * time.Second
+)
 
 const (
 	// grown is by how many percent what is in use has grown since the collection before where it counts as growing.
@@ -79,15 +83,23 @@ func liveHeap() uint64 {
 	return s[0].Value.Uint64()
 }
 
-// atMostOnce calls f, but not again before that long after the last call began. It must not be called concurrently.
-func atMostOnce(every time.Duration, now func() time.Time, f func()) func() {
-	var last time.Time
-	return func() {
-		if t := now(); last.IsZero() || t.Sub(last) >= every {
-			last = t
-			f()
-		}
+// unmapping decides after which collections the program's pages are unmapped. It is not for concurrent use.
+type unmapping struct {
+	last time.Time // zero before the first time
+	live uint64    // what was in use then, in bytes
+}
+
+// due says whether they are to be unmapped now, after a collection that found so many bytes in use.
+func (u *unmapping) due(now time.Time, live uint64) bool {
+	every := unmapSteady
+	if live > u.live/100*(100+grown) {
+		every = unmapGrowing
 	}
+	if !u.last.IsZero() && now.Sub(u.last) < every {
+		return false
+	}
+	u.last, u.live = now, live
+	return true
 }
 
 // afterCollections calls f after every garbage collection, until the process ends; no two calls are at the same time.

@@ -54,16 +54,22 @@ func TestEveryCollectionIsFollowed(t *testing.T) {
 	}
 }
 
-func TestAtMostOnceInATime(t *testing.T) {
-	now, calls := time.Unix(1, 0), 0
-	f := atMostOnce(time.Second, func() time.Time { return now }, func() { calls++ })
-	for _, step := range []struct {
+func TestPagesAreUnmappedMoreOftenWhileMoreIsInUse(t *testing.T) {
+	const mb = 1 << 20
+	now := time.Unix(1, 0)
+	var u unmapping
+	for i, step := range []struct {
 		after time.Duration
-		calls int
-	}{{0, 1}, {time.Second - 1, 1}, {1, 2}, {time.Second / 2, 2}, {time.Minute, 3}} {
+		live  uint64
+		want  bool
+	}{
+		{0, 50 * mb, true}, {unmapGrowing - 1, 60 * mb, false}, {1, 60 * mb, true}, // growing
+		{time.Second, 60 * mb, false}, {unmapSteady - time.Second - 1, 61 * mb, false}, {1, 61 * mb, true}, // steady
+		{time.Second, 50 * mb, false}, {time.Second, 70 * mb, true},
+	} {
 		now = now.Add(step.after)
-		if f(); calls != step.calls {
-			t.Errorf("%s later there were %d calls, want %d", step.after, calls, step.calls)
+		if got := u.due(now, step.live); got != step.want {
+			t.Errorf("collection %d: %v, want %v", i, got, step.want)
 		}
 	}
 }
