@@ -26,6 +26,18 @@ const (
 	saveRetry = 10 * time.Second
 )
 
+// A write takes as long as the configuration is large, whatever has changed. So the interval after one is at least saveShare
+// times as long as the write took, but for that not longer than saveAtLeast.
+const (
+	saveShare   = 50
+	saveAtLeast = 5 * time.Second
+)
+
+// saveInterval is the interval after a write that took so long.
+func saveInterval(every, took time.Duration) time.Duration {
+	return max(every, min(saveShare*took, saveAtLeast))
+}
+
 // keeper saves the last good configuration in the state folder, and has what an earlier process saved.
 // It writes on its own goroutine, so that commits do not wait for the disk, and combines changes within
 // an interval into one write. A write that fails is logged once, counted and retried; proxies are served
@@ -145,8 +157,9 @@ func (k *keeper) run(ctx context.Context, get func() goodObjects) error {
 			if !s.ok || s.version == done {
 				continue
 			}
+			began := time.Now()
 			if resting = true; k.save(s, &done) {
-				timer.Reset(k.every)
+				timer.Reset(saveInterval(k.every, time.Since(began)))
 			} else {
 				timer.Reset(k.retry)
 			}

@@ -85,3 +85,16 @@ func TestOriginsAreRelocatedToANewDirectory(t *testing.T) {
 		t.Errorf("remembered of the mesh file is %+v", mesh)
 	}
 }
+
+func TestIntervalBetweenWritesOfLargeConfigurations(t *testing.T) {
+	for took, want := range map[time.Duration]time.Duration{
+		0: time.Second, 20 * time.Millisecond: time.Second, 40 * time.Millisecond: 2 * time.Second, time.Minute: saveAtLeast,
+	} {
+		if got := saveInterval(time.Second, took); got != want {
+			t.Errorf("after a write of %s: %s, want %s", took, got, want)
+		}
+	}
+	if got := saveInterval(time.Minute, time.Second); got != time.Minute {
+		t.Errorf("with an interval of a minute: %s", got)
+	}
+}
