@@ -44,6 +44,9 @@ type publisher struct {
 	onListeners func(id string)
 	// onMove is called when proxies have come or gone, or have another class.
 	onMove func()
+	// before and steps are what update fills, empty between its calls.
+	before map[*publishedClass]*xds.View
+	steps  []publishedStep
 	// current is the last snapshot, nil once anything in it has changed.
 	current *viewsSnapshot
 }
@@ -169,7 +172,7 @@ func newPublisher(g *incr.Graph, m *model.Model, c *compile.Compiler) *publisher
 	return &publisher{
 		graph: g, compiler: c, classify: m.Classify(), hosts: m.Hosts(), layers: newLayers(c), names: map[mesh.Scope]*publishedNames{}, classes: map[mesh.Class]*publishedClass{},
 		idle: idleClasses{limits: defaultIdleLimits}, now: time.Now, onRefusal: func(string) {}, onListeners: func(string) {}, onMove: func() {},
-		onApplied: func([]uint64) {}, onGone: func([]uint64) {},
+		onApplied: func([]uint64) {}, onGone: func([]uint64) {}, before: map[*publishedClass]*xds.View{},
 		proxies: map[string]*publishedProxy{}, byKey: map[model.ProxyKey]map[string]*publishedProxy{},
 	}
 }
@@ -272,7 +275,12 @@ func (p *publisher) update(moved []incr.Moved, policies ...object.Key) (classes 
 	p.published = 0
 	changed, moves := p.layers.update(moved)
 	p.updateNames(moved, changed)
-	before := make(map[*publishedClass]*xds.View, len(changed))
+	before := p.before // empty, as steps is: every change of a big mesh needs both
+	defer func() {
+		clear(before)
+		clear(p.steps)
+		p.steps = p.steps[:0]
+	}()
 	if len(changed) > 0 {
 		p.current = nil
 		for c := range changed {
@@ -280,7 +288,7 @@ func (p *publisher) update(moved []incr.Moved, policies ...object.Key) (classes 
 			p.refresh(c)
 		}
 	}
-	steps := make([]publishedStep, 0, len(changed))
+	steps := p.steps
 	another := map[string]bool{} // connections with another class
 	for _, m := range moved {
 		if key, ok := m.Key.(model.ProxyKey); ok {
@@ -296,6 +304,7 @@ func (p *publisher) update(moved []incr.Moved, policies ...object.Key) (classes 
 		steps = append(steps, publishedStep{viewStep{c.class, before[c], c.view}, c.proxies, another})
 	}
 	p.bar(steps, policies)
+	p.steps = steps
 	entered := map[mesh.Class]bool{} // by proxies of another class
 	for id := range another {
 		if m := p.proxies[id]; m != nil {
