@@ -27,7 +27,7 @@ func fleet(b *testing.B) ([]*Sub, *View) {
 		s.Step(Now{T: time.Unix(1e9, 0)})
 		s.Step(Moved{View: v})
 		for _, t := range Types() {
-			r := Request{Type: t}
+			r := &Request{Type: t}
 			if !types[t].wildcard {
 				var names []string
 				for u := range v.Of(t).All() {
@@ -55,10 +55,10 @@ func benchView(cds, eds, lds, rds []*Resource) *View {
 
 // answer acknowledges all that was sent and says how many bytes that was.
 func answer(s *Sub, effects []Effect) (bytes int) {
-	var acks []Request
+	var acks []*Request
 	for _, e := range effects {
 		if e, ok := e.(Send); ok {
-			acks = append(acks, Request{Type: e.Type, Nonce: e.Nonce})
+			acks = append(acks, &Request{Type: e.Type, Nonce: e.Nonce})
 			bytes += (&response{Send: e, delta: true}).encode().Len()
 		}
 	}
@@ -131,7 +131,7 @@ func BenchmarkStart(b *testing.B) {
 		s := NewSub(true, &shared)
 		s.Step(Now{T: time.Unix(1e9, 0)})
 		s.Step(Moved{View: v})
-		for _, q := range []Request{{Type: CDS}, {Type: EDS, Names: list}, {Type: LDS}} {
+		for _, q := range []*Request{{Type: CDS}, {Type: EDS, Names: list}, {Type: LDS}} {
 			q.Initial = versions[q.Type]
 			sent += answer(s, s.Step(q))
 		}

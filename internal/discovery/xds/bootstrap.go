@@ -10,7 +10,6 @@ import (
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/pilothouse/pilothouse/internal/mesh"
@@ -100,28 +99,29 @@ func (s *stream) asksForBootstrap(n mesh.Node, url string) bool {
 func (v *service) serveBootstrap(ctx context.Context, st *stream, node mesh.Node, first incoming) error {
 	defer st.bootstrap.release()
 	v.server.log.Info("agent asks for the bootstrap", "proxy", node.NodeID.String(), "caller", st.caller.text)
+	st.rest <- nil
 	err := st.bootstrapRequest(ctx, node, first)
 	for err == nil {
 		select {
-		case m := <-st.in:
+		case m, ok := <-st.in:
+			if !ok {
+				if errors.Is(st.failure, io.EOF) {
+					return nil
+				}
+				return st.failure
+			}
 			if m.url != mesh.BootstrapType {
 				return &refusal{codes.InvalidArgument, reasonRequest, fmt.Sprintf("type %.200q on a stream of bootstraps: open another stream for the resources of a proxy", m.url)}
 			}
 			err = st.bootstrapRequest(ctx, node, m)
 		case <-st.bootstrap.moved:
 			err = st.sendBootstrap()
-		case err = <-st.failed:
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
 		case <-st.overrun:
 			err = unfinished()
 		case <-st.expired:
 			err = errExpired
 		case <-v.server.draining:
 			err = errDraining
-		case <-ctx.Done():
-			err = status.FromContextError(ctx.Err()).Err()
 		}
 	}
 	return err

@@ -19,7 +19,7 @@ type wires struct {
 	client  *modelClient
 	view    *View
 	down    []Send
-	up      []Request
+	up      []*Request
 	wake    time.Time
 	sent    int
 	applied uint64

@@ -28,14 +28,14 @@ type modelClient struct {
 	unasked bool
 	// warming clusters wait for endpoints; active ones have had them.
 	warming, active map[string]bool
-	owed            []Request // the answers to CDS responses, given after warming
+	owed            []*Request // the answers to CDS responses, given after warming
 	// bare are route configurations that wait for their virtual hosts.
 	bare map[string]bool
 	// refuses says why a response is refused, naming what it refuses; empty for not.
 	refuses func(Send) string
 	// hasty: it says so at once, also of clusters while others warm.
 	hasty bool
-	out   []Request
+	out   []*Request
 	wrong []string
 }
 
@@ -44,8 +44,8 @@ func newModelClient(delta bool) *modelClient {
 	for t := range numTypes {
 		c.have[t], c.subs[t], c.claims[t] = map[string]*Resource{}, map[string]bool{}, map[string]string{}
 	}
-	c.ask(CDS, Request{})
-	c.ask(LDS, Request{})
+	c.ask(CDS, &Request{})
+	c.ask(LDS, &Request{})
 	return c
 }
 
@@ -73,7 +73,7 @@ func (c *modelClient) reconnect(r *rand.Rand) {
 
 // again is the first request for a type on another stream.
 func (c *modelClient) again(t Type) {
-	q := Request{Names: namesOf(slices.Sorted(maps.Keys(c.subs[t]))...)}
+	q := &Request{Names: namesOf(slices.Sorted(maps.Keys(c.subs[t]))...)}
 	if c.delta {
 		q.Initial = versionsOf(c.claims[t])
 	}
@@ -100,7 +100,7 @@ func (c *modelClient) warmed() {
 }
 
 // ask sends a request; in SotW it always carries all names.
-func (c *modelClient) ask(t Type, r Request) {
+func (c *modelClient) ask(t Type, r *Request) {
 	r.Type = t
 	if !c.delta {
 		r.Names, r.Unsubscribe = namesOf(slices.Sorted(maps.Keys(c.subs[t]))...), nameList{}
@@ -115,7 +115,7 @@ func (c *modelClient) ask(t Type, r Request) {
 func (c *modelClient) subscribe(t Type, name string) {
 	if !c.subs[t][name] {
 		c.subs[t][name] = true
-		c.ask(t, Request{Names: namesOf(name)})
+		c.ask(t, &Request{Names: namesOf(name)})
 	}
 }
 
@@ -129,7 +129,7 @@ func (c *modelClient) unsubscribe(t Type, name string) {
 			delete(c.bare, name)
 			maps.DeleteFunc(c.have[VHDS], func(n string, _ *Resource) bool { return routesOf(n) == name })
 		}
-		c.ask(t, Request{Unsubscribe: namesOf(name)})
+		c.ask(t, &Request{Unsubscribe: namesOf(name)})
 	}
 }
 
@@ -158,7 +158,7 @@ func (c *modelClient) take(s Send) {
 			c.active[r.Name] = true
 		}
 	}
-	answer := Request{Nonce: s.Nonce, Refused: why != "", Message: why}
+	answer := &Request{Nonce: s.Nonce, Refused: why != "", Message: why}
 	if s.Type == CDS && (why == "" || !c.hasty) {
 		c.owed = append(c.owed, answer)
 	} else {
@@ -210,7 +210,7 @@ func (c *modelClient) upsert(r *Resource) {
 			c.bare[r.Name] = true
 		}
 		if r.SeparateHosts && !c.asked[VHDS] {
-			c.ask(VHDS, Request{Initial: versionsOf(c.claims[VHDS])})
+			c.ask(VHDS, &Request{Initial: versionsOf(c.claims[VHDS])})
 		}
 		c.check("after route " + r.Name)
 	case VHDS:

@@ -60,10 +60,15 @@ const (
 	resourceBody    = 2
 )
 
+// maxCopied is the size of the resources of a response, in bytes, up to which they are copied: that costs less than slices of
+// what is shared.
+const maxCopied = 2048
+
 // encode lays the response out as slices, once: what is the stream's own in a new buffer, and after it the
-// resources' shared bytes.
+// resources' shared bytes, or the copies of few.
 func (r *response) encode() mem.BufferSlice {
-	head := make([]byte, 0, r.headSize())
+	copied := r.resourcesSize(maxCopied)
+	head := make([]byte, 0, r.headSize()+copied)
 	head = appendBytes(head, fieldVersion, strconv.FormatUint(r.Generation, 10))
 	head = appendBytes(head, fieldTypeURL, r.Type.URL())
 	head = appendBytes(head, fieldNonce, r.Nonce)
@@ -76,11 +81,27 @@ func (r *response) encode() mem.BufferSlice {
 		head = appendBytes(head, resourceName, n)
 		head = appendBytes(head, resourceAlias, n)
 	}
+	if copied > 0 {
+		for _, u := range r.Upserts {
+			head = append(append(head, u.frames.of(r.delta)...), u.Body...)
+		}
+		r.Upserts = nil
+	}
 	out := appendFrames(mem.BufferSlice{mem.SliceBuffer(head)}, r.Upserts, r.from, r.delta)
 	// The list may be of this stream alone, and gRPC keeps the response until there is room in the proxy's window.
 	r.Upserts = nil
 	r.size = out.Len()
 	return out
+}
+
+// resourcesSize is how many bytes the resources take in the response, 0 if that is more than most.
+func (r *response) resourcesSize(most int) (size int) {
+	for _, u := range r.Upserts {
+		if size += len(u.frames.of(r.delta)) + len(u.Body); size > most {
+			return 0
+		}
+	}
+	return size
 }
 
 // headSize is an upper bound of the bytes that are not shared.

@@ -96,7 +96,8 @@ func (s *Server) serveDebug(ctx context.Context, st *stream, first incoming) err
 		return err
 	}
 	first.node = nil
-	for m, err := first, error(nil); ; m, err = st.next(ctx, nil) {
+	st.rest <- nil
+	for m, err := first, error(nil); ; m, err = st.next(nil) {
 		if errors.Is(err, io.EOF) {
 			return nil
 		}

@@ -99,9 +99,19 @@ func (q *inbound) unmarshal(data mem.BufferSlice) {
 	} else {
 		size = 0
 	}
-	q.buffer = buffers.get(data.Len())
-	data.CopyTo(q.buffer)
-	if q.err = q.decode(q.buffer); q.err == nil {
+	if len(data) == 1 && data.Len() < minReused {
+		// An acknowledgement has no lists, so that nothing of it is kept.
+		q.err = q.decode(data[0].ReadOnlyData())
+		if q.err == nil && q.cost > 0 {
+			q.buffer = append([]byte(nil), q.req.Names.wire...)
+			q.setLists(q.buffer)
+		}
+	} else {
+		q.buffer = buffers.get(data.Len())
+		data.CopyTo(q.buffer)
+		q.err = q.decode(q.buffer)
+	}
+	if q.err == nil {
 		q.err = q.charge(q.cost - size)
 	}
 	if q.cost == 0 || q.err != nil {
@@ -171,7 +181,7 @@ func (q *inbound) decode(b []byte) error {
 		case f.node:
 			err = q.readNode(v)
 		case f.url:
-			q.url, err = text("type URL", v, maxTypeURL)
+			q.url, err = typeURL(v)
 		case f.names, f.unsubscribe, f.initial:
 			begin, end = min(begin, from), to
 			err = q.readListed(n, f, v)
@@ -185,10 +195,14 @@ func (q *inbound) decode(b []byte) error {
 	if err != nil || end == 0 {
 		return err
 	}
-	lists := b[begin:end]
-	q.req.Names.wire, q.req.Unsubscribe.wire, q.req.Initial.wire = lists, lists, lists
+	q.setLists(b[begin:end])
 	q.cost = len(b)
 	return nil
+}
+
+// setLists sets the part of the encoded request that has the lists.
+func (q *inbound) setLists(b []byte) {
+	q.req.Names.wire, q.req.Unsubscribe.wire, q.req.Initial.wire = b, b, b
 }
 
 // readNode reads a node, or more of it: protobuf merges what is there twice, as if it were one after the other.
@@ -271,6 +285,16 @@ func text(what string, v []byte, most int) (string, error) {
 		return "", err
 	}
 	return string(v), nil
+}
+
+// typeURL is the type URL of a request; that of a type that is served is not allocated for each.
+func typeURL(v []byte) (string, error) {
+	for t := range types {
+		if url := types[t].url; string(v) == url {
+			return url, nil
+		}
+	}
+	return text("type URL", v, maxTypeURL)
 }
 
 // checkText says what is wrong with a string field.

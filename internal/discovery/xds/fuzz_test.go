@@ -40,7 +40,7 @@ func FuzzRequest(f *testing.F) {
 			}
 			in.req.Type, _ = ParseType(in.url)
 			sent := 0
-			for _, e := range sub.Step(in.req) {
+			for _, e := range sub.Step(&in.req) {
 				if _, ok := e.(Send); ok {
 					sent++
 				}

@@ -41,37 +41,40 @@ type publication struct {
 	at         time.Time
 }
 
-// backlog is the oldest view that something is missing of; nil if nothing is.
+// none says that nothing was published.
+func (p publication) none() bool { return p.at.IsZero() }
+
+// backlog is the oldest view that something is missing of; none if nothing is.
 type backlog struct {
-	taken *publication // of the views that the stream has taken
-	newer *publication // of those since
+	taken publication // of the views that the stream has taken
+	newer publication // of those since
 }
 
 func (b *backlog) publish(p publication) {
-	if b.newer == nil {
-		b.newer = &p
+	if b.newer.none() {
+		b.newer = p
 	}
 }
 
 func (b *backlog) take() {
-	if b.taken == nil {
+	if b.taken.none() {
 		b.taken = b.newer
 	}
-	b.newer = nil
+	b.newer = publication{}
 }
 
 // report notes whether nothing is missing of the view that was taken last.
 func (b *backlog) report(done bool, last publication) {
 	switch {
 	case done:
-		b.taken = nil
-	case b.taken == nil:
-		b.taken = &last // the client has asked for more of it
+		b.taken = publication{}
+	case b.taken.none():
+		b.taken = last // the client has asked for more of it
 	}
 }
 
-func (b *backlog) first() *publication {
-	if b.taken != nil {
+func (b *backlog) first() publication {
+	if !b.taken.none() {
 		return b.taken
 	}
 	return b.newer
@@ -207,10 +210,10 @@ func (p Progress) Answered(generation uint64) bool {
 func (c *LatestView) Progress() (out Progress) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if f := c.unapplied.first(); f != nil {
+	if f := c.unapplied.first(); !f.none() {
 		out.Missing, out.Since = max(f.generation, 1), f.at
 	}
-	if f := c.unanswered.first(); f != nil {
+	if f := c.unanswered.first(); !f.none() {
 		out.Unanswered = max(f.generation, 1)
 	}
 	return out

@@ -169,7 +169,7 @@ func TestASotWEnvoyAtTheLimits(t *testing.T) {
 func TestOnlyWhatWasThereIsAnsweredWhenUnsubscribed(t *testing.T) {
 	s := NewSub(true, nil)
 	s.Step(Moved{View: attackedView(1)})
-	sent := func(r Request) (out []string) {
+	sent := func(r *Request) (out []string) {
 		r.Type = CDS
 		for _, e := range s.Step(r) {
 			if e, ok := e.(Send); ok {
@@ -182,7 +182,7 @@ func TestOnlyWhatWasThereIsAnsweredWhenUnsubscribed(t *testing.T) {
 		}
 		return out
 	}
-	sent(Request{})
+	sent(&Request{})
 	for _, c := range []struct {
 		subscribe, unsubscribe, want string
 	}{
@@ -195,7 +195,7 @@ func TestOnlyWhatWasThereIsAnsweredWhenUnsubscribed(t *testing.T) {
 		if c.unsubscribe != "" {
 			r.Unsubscribe = namesOf(c.unsubscribe)
 		}
-		if got := fmt.Sprint(sent(r)); got != c.want {
+		if got := fmt.Sprint(sent(&r)); got != c.want {
 			t.Errorf("%+v: answered with %s, want %s", c, got, c.want)
 		}
 	}
@@ -206,7 +206,7 @@ func TestOnlyWhatWasThereIsAnsweredWhenUnsubscribed(t *testing.T) {
 
 // sentAgain acknowledges a response and returns what comes then, which is nothing.
 func sentAgain(s *Sub, e Send) (out []string) {
-	for _, e := range s.Step(Request{Type: e.Type, Nonce: e.Nonce}) {
+	for _, e := range s.Step(&Request{Type: e.Type, Nonce: e.Nonce}) {
 		if e, ok := e.(Send); ok {
 			out = append(out, e.Nonce)
 		}

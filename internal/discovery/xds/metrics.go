@@ -16,6 +16,8 @@ type metrics struct {
 	allRejects  *prometheus.CounterVec
 	stale       *prometheus.CounterVec
 	size        *prometheus.HistogramVec
+	pushed      [numTypes]prometheus.Counter  // of pushes
+	sizes       [numTypes]prometheus.Observer // of size
 	sending     prometheus.Histogram
 	convergence prometheus.Histogram
 	queued      prometheus.Histogram
@@ -60,7 +62,7 @@ func newMetrics(connected, stuck func() int) *metrics {
 	for t := range numTypes {
 		m.rejects[t] = prometheus.NewCounter(prometheus.CounterOpts{Name: "pilot_xds_" + t.label() + "_reject",
 			Help: t.String() + " responses that proxies refused."})
-		m.pushes.WithLabelValues(t.label())
+		m.pushed[t], m.sizes[t] = m.pushes.WithLabelValues(t.label()), m.size.WithLabelValues(t.label())
 	}
 	return m
 }

@@ -368,7 +368,7 @@ func (v *service) join(ctx context.Context, st *stream, node mesh.Node, first in
 		text = who.text
 	}
 	s.log.Info("proxy connected", "connection", id, "proxy", node.NodeID.String(), "caller", text, "agent", node.UserAgent, "delta", st.delta, "types", st.only.service())
-	err = st.run(ctx, latest, first)
+	err = st.run(latest, first)
 	s.log.Info("proxy disconnected", "connection", id, "status", status.Code(err).String())
 	return err
 }

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,8 +18,14 @@ import (
 )
 
 // stream is one proxy's connection: what its Sub says, done.
+//
+// Two goroutines use it: that of the call, which runs it, and one that receives and handles the requests itself, since to
+// hand each over would wake a goroutine more for every acknowledgement. The one that does something has put a value into busy;
+// ended says that the call is about to return.
 type stream struct {
 	receiver
+	busy   chan struct{} // of one place: while a response waits for the client to read, so does the other goroutine
+	ended  bool
 	server *Server
 	caller caller
 	guard  *guard // of its connection
@@ -35,15 +42,21 @@ type stream struct {
 	// joinWhole finds the views with whole route configurations; wanted says that they are wanted.
 	joinWhole func() (*LatestView, error)
 	wanted    bool
-	timer     *time.Timer
+	// timer has the stream woken by wake. Its channel is not used: a select that waits for that of a timer which runs moves
+	// the timer in and out of the runtime's heap each time.
+	timer *time.Timer
+	wake  chan struct{}
 	// pendingSince is when the oldest view that is not applied yet was published; zero if none.
 	pendingSince time.Time
 	unknownTypes map[string]bool // type URLs asked for that are not served
-	names        nameStream
-	answers      uint64 // about the control plane
-	trust        trustStream
-	secrets      secretStream
-	bootstrap    bootstrapStream
+	// request and response are those being handled and sent, here so that they are not allocated anew for each.
+	request   Request
+	response  response
+	names     nameStream
+	answers   uint64 // about the control plane
+	trust     trustStream
+	secrets   secretStream
+	bootstrap bootstrapStream
 	// charged is what the account has been charged for what sub holds, in bytes.
 	charged  int
 	logLimit logLimit // of the log's lines about refused configuration
@@ -52,7 +65,7 @@ type stream struct {
 }
 
 func newStream(s *Server, wire grpc.ServerStream, a *account, conn *guard) *stream {
-	return &stream{server: s, guard: conn, overrun: conn.overrun(), receiver: receiver{wire: wire, account: a, metrics: s.metrics, decoded: conn.endTurn, in: make(chan incoming), failed: make(chan error, 1)}}
+	return &stream{server: s, guard: conn, overrun: conn.overrun(), receiver: receiver{wire: wire, account: a, metrics: s.metrics, decoded: conn.endTurn, in: make(chan incoming), rest: make(chan func(incoming) error, 1)}, busy: make(chan struct{}, 1), wake: make(chan struct{}, 1)}
 }
 
 // endAt makes the stream end when the certificate that authenticated it expires; a zero time is
@@ -81,8 +94,12 @@ type receiver struct {
 	metrics *metrics
 	delta   bool
 	decoded func() // see inbound
-	in      chan incoming
-	failed  chan error
+	// in has the first request, and the others where rest was nil. It is closed when nothing more is received, because of failure,
+	// which also is when the stream's context ends.
+	in chan incoming
+	// rest is given once what becomes of the requests after the first one: what handles each, or nil to hand them over by in.
+	rest    chan func(incoming) error
+	failure error // io.EOF where the client has ended the stream
 }
 
 // firstRequest begins to receive, and waits for the first request.
@@ -90,17 +107,18 @@ func (s *stream) firstRequest(ctx context.Context) (incoming, error) {
 	go s.receive(ctx)
 	limit := time.NewTimer(silenceLimit)
 	defer limit.Stop()
-	return s.next(ctx, limit.C)
+	return s.next(limit.C)
 }
 
 // next waits for a request until the limit, which may be nil. The error io.EOF says that the client has
 // ended the stream.
-func (s *stream) next(ctx context.Context, limit <-chan time.Time) (incoming, error) {
+func (s *stream) next(limit <-chan time.Time) (incoming, error) {
 	select {
-	case m := <-s.in:
+	case m, ok := <-s.in:
+		if !ok {
+			return incoming{}, s.failure
+		}
 		return m, nil
-	case err := <-s.failed:
-		return incoming{}, err
 	case <-s.overrun:
 		return incoming{}, unfinished()
 	case <-s.expired:
@@ -109,31 +127,47 @@ func (s *stream) next(ctx context.Context, limit <-chan time.Time) (incoming, er
 		return incoming{}, errDraining
 	case <-limit:
 		return incoming{}, &refusal{codes.DeadlineExceeded, reasonSilence, fmt.Sprintf("no request within %s of the stream's beginning", silenceLimit)}
-	case <-ctx.Done():
-		return incoming{}, status.FromContextError(ctx.Err()).Err()
 	}
 }
 
-// receive hands over requests, and charges the client for each until it has been dealt
-// with. The transport ends it with the stream's context, which ends with its handler.
+// receive receives requests, and charges the client for each until it has been dealt with. The transport ends it with the stream's
+// context, which ends with its handler.
 func (s *receiver) receive(ctx context.Context) {
+	defer close(s.in)
 	q := &inbound{delta: s.delta, wantNode: true, charge: s.account.charge, done: ctx.Done(), decoded: s.decoded}
-	for ; ; q.reset() {
-		err := s.wire.RecvMsg(q)
-		s.metrics.receivedRequest(q.size)
-		if err == nil {
-			err = q.err
-		}
-		if err != nil {
-			s.failed <- err
-			return
-		}
+	handOver := func(m incoming) error {
 		select {
-		case s.in <- q.incoming:
+		case s.in <- m:
+			return nil
 		case <-ctx.Done():
-			return
+			return status.FromContextError(ctx.Err()).Err()
 		}
 	}
+	if s.failure = s.receiveOne(q, handOver); s.failure != nil {
+		return
+	}
+	handle := handOver
+	select {
+	case f := <-s.rest:
+		if f != nil {
+			handle = f
+		}
+	case <-ctx.Done():
+		s.failure = status.FromContextError(ctx.Err()).Err()
+	}
+	for s.failure == nil {
+		q.reset()
+		s.failure = s.receiveOne(q, handle)
+	}
+}
+
+func (s *receiver) receiveOne(q *inbound, handle func(incoming) error) error {
+	err := s.wire.RecvMsg(q)
+	s.metrics.receivedRequest(q.size)
+	if err = cmp.Or(err, q.err); err != nil {
+		return err
+	}
+	return handle(q.incoming)
 }
 
 // begin makes the machine of a stream whose proxy is known.
@@ -148,34 +182,39 @@ func (s *stream) begin(c *connection) {
 }
 
 // run serves the stream until either side ends it.
-func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) error {
+func (s *stream) run(latest *LatestView, first incoming) error {
 	s.latest = latest
-	s.timer = time.NewTimer(time.Hour)
-	s.timer.Stop()
-	defer s.timer.Stop()
-	s.latest = latest
+	defer s.stop()
 	err := s.update()
 	if err == nil {
 		err = s.handle(first)
 	}
+	s.rest <- s.handleReceived
 	draining := s.server.draining
 	var leave <-chan time.Time
 	for err == nil {
+		news := s.news()
 		select {
-		case m := <-s.in:
-			err = s.handle(m)
-		case <-s.moved:
-			err = s.update()
-		case <-s.trust.moved:
-			err = s.sendTrust()
-		case <-s.secrets.moved:
-			err = s.sendSecrets()
-		case <-s.bootstrap.moved:
-			err = s.sendBootstrap()
-		case <-s.timer.C:
-			err = s.feed(nil)
+		case <-s.in:
+			if errors.Is(s.failure, io.EOF) {
+				return nil
+			}
+			err = s.failure
+		case <-news.view:
+			err = s.alone(s.update)
+		case <-news.trust:
+			err = s.alone(s.sendTrust)
+		case <-news.secrets:
+			err = s.alone(s.sendSecrets)
+		case <-news.bootstrap:
+			err = s.alone(s.sendBootstrap)
+		case <-s.wake:
+			err = s.alone(func() error { return s.feed(nil) })
 		case ask := <-s.conn.questions:
-			ask(s.sub)
+			err = s.alone(func() error {
+				ask(s.sub)
+				return nil
+			})
 		case <-draining:
 			draining = nil
 			end := time.NewTimer(time.Duration(rand.Float64() * float64(s.server.drainTime))) // #nosec G404 -- only spreads load
@@ -183,19 +222,74 @@ func (s *stream) run(ctx context.Context, latest *LatestView, first incoming) er
 			leave = end.C
 		case <-leave:
 			err = errDraining
-		case err = <-s.failed:
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
 		case <-s.overrun:
 			err = unfinished()
 		case <-s.expired:
 			err = errExpired
-		case <-ctx.Done():
-			err = status.FromContextError(ctx.Err()).Err()
 		}
 	}
 	return err
+}
+
+// news are the channels that are closed when there is something new to send; nil where nothing is awaited.
+type news struct {
+	view, trust, secrets, bootstrap <-chan struct{}
+}
+
+func (s *stream) news() news {
+	s.use()
+	defer s.idle()
+	return s.awaited()
+}
+
+// use waits until the other goroutine does nothing, and makes it wait until idle.
+func (s *stream) use()  { s.busy <- struct{}{} }
+func (s *stream) idle() { <-s.busy }
+
+// awaited is news, between use and idle.
+func (s *stream) awaited() news {
+	return news{s.moved, s.trust.moved, s.secrets.moved, s.bootstrap.moved}
+}
+
+// alone does something while no request is handled.
+func (s *stream) alone(f func() error) error {
+	s.use()
+	defer s.idle()
+	return f()
+}
+
+// handleReceived handles a request on the goroutine that has received it.
+func (s *stream) handleReceived(m incoming) error {
+	s.use()
+	defer s.idle()
+	if s.ended {
+		m.release()
+		return errGone
+	}
+	before := s.awaited()
+	err := s.handle(m)
+	if s.awaited() != before {
+		s.ring() // run waits for the channels of before
+	}
+	return err
+}
+
+// stop waits until no request is handled any more; none is from then on.
+func (s *stream) stop() {
+	s.use()
+	defer s.idle()
+	s.ended = true
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+}
+
+// ring wakes run.
+func (s *stream) ring() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
 }
 
 // update feeds the newest view.
@@ -267,7 +361,10 @@ func (s *stream) handle(m incoming) error {
 	}
 	m.req.Type = t
 	s.conn.asked(t)
-	if err := s.feed(m.req); err != nil {
+	s.request = m.req
+	err := s.feed(&s.request)
+	s.request = Request{}
+	if err != nil {
 		return err
 	}
 	return s.chargeHeld(m)
@@ -302,6 +399,15 @@ func (s *stream) feed(ev Event) error {
 	s.latest.Report(s.sub.Progress())
 	s.conn.progress(s.sub)
 	return err
+}
+
+// wakeAt has the stream woken at a time, in place of an earlier call's.
+func (s *stream) wakeAt(t time.Time) {
+	if s.timer != nil {
+		s.timer.Reset(time.Until(t))
+		return
+	}
+	s.timer = time.AfterFunc(time.Until(t), s.ring)
 }
 
 func (s *stream) perform(effects []Effect) error {
@@ -347,7 +453,7 @@ func (s *stream) perform(effects []Effect) error {
 		case Stale:
 			s.server.metrics.stale.WithLabelValues(e.Type.label()).Inc()
 		case Wake:
-			s.timer.Reset(time.Until(e.At))
+			s.wakeAt(e.At)
 		case NeedsWholeRoutes:
 			s.wanted = true
 		case Refuse:
@@ -358,15 +464,17 @@ func (s *stream) perform(effects []Effect) error {
 }
 
 func (s *stream) send(e Send) error {
-	m, r := s.server.metrics, &response{Send: e, delta: s.conn.status.Delta}
+	m, r := s.server.metrics, &s.response
+	*r = response{Send: e, delta: s.conn.status.Delta}
+	defer func() { *r = response{} }()
 	s.conn.sent(e)
 	began := time.Now()
 	if err := s.wire.SendMsg(r); err != nil {
 		m.pushes.WithLabelValues(e.Type.label() + "_senderr").Inc()
 		return err
 	}
-	m.pushes.WithLabelValues(e.Type.label()).Inc()
-	m.size.WithLabelValues(e.Type.label()).Observe(float64(r.size))
+	m.pushed[e.Type].Inc()
+	m.sizes[e.Type].Observe(float64(r.size))
 	m.sending.Observe(time.Since(began).Seconds())
 	return nil
 }

@@ -16,7 +16,7 @@ const (
 // maxNames bounds the names that a stream may subscribe to, of one type.
 const maxNames = 1 << 15
 
-// Event is an input of a Sub: Now, Request or Moved.
+// Event is an input of a Sub: Now, *Request or Moved. A Sub does not keep the Request.
 type Event interface{ event() }
 
 // Now is the time. It comes before each other event and at each Wake.
@@ -40,9 +40,9 @@ type Request struct {
 	Initial versionList
 }
 
-func (Now) event()     {}
-func (Moved) event()   {}
-func (Request) event() {}
+func (Now) event()      {}
+func (Moved) event()    {}
+func (*Request) event() {}
 
 // Effect is what a Sub wants done: Send, Acked, Nacked, Unrefused, Applied, Stuck, Stale, Wake,
 // NeedsWholeRoutes or Refuse.
@@ -333,8 +333,8 @@ func (s *Sub) Step(ev Event) []Effect {
 	case Moved:
 		s.cur = ev.View
 		s.forgetRefused()
-	case Request:
-		s.request(ev)
+	case *Request:
+		s.request(*ev)
 	}
 	if s.cur != nil && s.claimsWholeRoutes() {
 		s.cur = nil

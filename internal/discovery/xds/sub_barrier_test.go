@@ -26,7 +26,7 @@ func newBarrierClient(delta bool) *barrierClient {
 
 func (c *barrierClient) step(ev Event) {
 	effects := slices.Clone(c.sub.Step(Now{T: c.now}))
-	var answers []Request
+	var answers []*Request
 	for _, e := range append(effects, c.sub.Step(ev)...) {
 		switch e := e.(type) {
 		case Send:
@@ -51,8 +51,8 @@ func (c *barrierClient) step(ev Event) {
 }
 
 // answer accepts a response.
-func (c *barrierClient) answer(t Type, nonce string) Request {
-	r := Request{Type: t, Nonce: nonce}
+func (c *barrierClient) answer(t Type, nonce string) *Request {
+	r := &Request{Type: t, Nonce: nonce}
 	if !c.sub.delta && t == RDS {
 		r.Names = namesOf("r", "s")
 	}
@@ -62,9 +62,9 @@ func (c *barrierClient) answer(t Type, nonce string) Request {
 // open asks for everything.
 func (c *barrierClient) open(v *View) {
 	c.step(Moved{View: v})
-	c.step(Request{Type: CDS})
-	c.step(Request{Type: LDS})
-	c.step(Request{Type: RDS, Names: namesOf("r", "s")})
+	c.step(&Request{Type: CDS})
+	c.step(&Request{Type: LDS})
+	c.step(&Request{Type: RDS, Names: namesOf("r", "s")})
 }
 
 // guardedViews are a view and the next one with a listener, a route that leads to a service and one that does not.
@@ -103,7 +103,7 @@ func TestRoutesWaitBehindABarrier(t *testing.T) {
 			c.step(Moved{View: after})
 			want := "LDS in=2, LDS tcp=1, RDS r=1, RDS s=2"
 			c.now = c.now.Add(4 * time.Second)
-			c.step(Request{Type: EDS}) // something else goes on
+			c.step(&Request{Type: EDS}) // something else goes on
 			if c.text() != want {
 				t.Errorf("delta %v: has %s behind the barrier, want %s", delta, c.text(), want)
 			}
@@ -188,7 +188,7 @@ func TestAStreamOfRoutesWaitsBehindABarrier(t *testing.T) {
 	c.sub = NewSubOf(RDS, true, nil)
 	before, after := guardedViews(&Barrier{Hosts: map[string]time.Time{"guarded": c.now.Add(5 * time.Second)}})
 	c.step(Moved{View: before})
-	c.step(Request{Type: RDS, Names: namesOf("r", "s")})
+	c.step(&Request{Type: RDS, Names: namesOf("r", "s")})
 	c.step(Moved{View: after})
 	if want := "RDS r=1, RDS s=2"; !strings.HasSuffix(c.text(), want) {
 		t.Errorf("has %s behind the barrier, want %s", c.text(), want)

@@ -98,7 +98,7 @@ func (r *checker) step(s *Sub, ev Event) (effects []Effect, wrong []string) {
 	for _, e := range effects {
 		if f := answer; f != nil {
 			// The answer's own effect comes first.
-			if got, want := fmt.Sprintf("%T %s", e, nonceOf(e)), fmt.Sprintf("xds.%s %s", *f, ev.(Request).Nonce); got != want {
+			if got, want := fmt.Sprintf("%T %s", e, nonceOf(e)), fmt.Sprintf("xds.%s %s", *f, ev.(*Request).Nonce); got != want {
 				complain("%s, want %s", got, want)
 			}
 			answer = nil
@@ -107,7 +107,7 @@ func (r *checker) step(s *Sub, ev Event) (effects []Effect, wrong []string) {
 		r.judge(e, complain)
 	}
 	if answer != nil {
-		complain("no word of an answer to %s", ev.(Request).Nonce)
+		complain("no word of an answer to %s", ev.(*Request).Nonce)
 	}
 	r.rest(complain)
 	return effects, wrong
@@ -141,13 +141,13 @@ func (r *checker) see(ev Event) (effect *string) {
 				return u == nil || u.Version != f.version
 			})
 		}
-	case Request:
+	case *Request:
 		return r.request(ev)
 	}
 	return nil
 }
 
-func (r *checker) request(q Request) (effect *string) {
+func (r *checker) request(q *Request) (effect *string) {
 	b := &r.records[q.Type]
 	if f := b.answers(q.Nonce); f != nil {
 		effect = r.answer(b, q, f)
@@ -235,7 +235,7 @@ func (b *typeRecord) hadBefore(f *flown) map[string]string {
 }
 
 // answer takes note of the answer to a response and returns which effect it must have at once.
-func (r *checker) answer(b *typeRecord, q Request, f *flown) *string {
+func (r *checker) answer(b *typeRecord, q *Request, f *flown) *string {
 	kind := "Acked"
 	if q.Refused {
 		kind = "Nacked"
@@ -335,7 +335,7 @@ func (r *checker) needsAssignment(u *Resource) bool {
 }
 
 // forget forgets the virtual hosts of route configurations that the client asks for and does not have.
-func (r *checker) forget(q Request) {
+func (r *checker) forget(q *Request) {
 	claimed := map[string]bool{}
 	for n := range q.Initial.all() {
 		claimed[string(n)] = true

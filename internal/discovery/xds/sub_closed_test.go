@@ -52,24 +52,24 @@ func TestRefusedListenerIsClosedWhereItsPolicyIsStricter(t *testing.T) {
 			before, after := securedListener("1", c.before), securedListener("2", c.after)
 			v := (&View{}).put(before)
 			step(Moved{View: v})
-			step(Request{Type: LDS})
-			step(Request{Type: LDS, Nonce: nonce})
+			step(&Request{Type: LDS})
+			step(&Request{Type: LDS, Nonce: nonce})
 			v = v.put(after)
 			step(Moved{View: v})
 			if has != "2" {
 				t.Fatalf("%s: sent %q, want the newer listener", name, has)
 			}
-			sent := step(Request{Type: LDS, Nonce: nonce, Refused: true, Message: "in: bad"})
+			sent := step(&Request{Type: LDS, Nonce: nonce, Refused: true, Message: "in: bad"})
 			if got := sent == 1 && has == "closed"; got != c.closed {
 				t.Errorf("%s, delta %v: a closed listener sent: %v, want %v", name, delta, got, c.closed)
 			}
 			if sent == 1 {
-				step(Request{Type: LDS, Nonce: nonce})
+				step(&Request{Type: LDS, Nonce: nonce})
 			}
 			// Something else changes: the refused one is not sent again.
 			v = v.put(NewResource(LDS, "other", []byte("1")))
 			step(Moved{View: v})
-			step(Request{Type: LDS, Nonce: nonce})
+			step(&Request{Type: LDS, Nonce: nonce})
 			for _, r := range s.Refusals() {
 				if r.Resource != after {
 					t.Errorf("%s: refused %q, want the newer listener", name, content(r.Resource))
@@ -83,7 +83,7 @@ func TestRefusedListenerIsClosedWhereItsPolicyIsStricter(t *testing.T) {
 			if has != "3" {
 				t.Errorf("%s, delta %v: after another version the client has %q, want that", name, delta, has)
 			}
-			step(Request{Type: LDS, Nonce: nonce})
+			step(&Request{Type: LDS, Nonce: nonce})
 			if n := len(s.Refusals()); n != 0 {
 				t.Errorf("%s, delta %v: %d refusals of what is accepted", name, delta, n)
 			}

@@ -160,7 +160,7 @@ func follow(delta bool, cache *stepCache, v *View) *Sub {
 func TestWhoComesBackUnchangedIsSentNothing(t *testing.T) {
 	v, names := fleetView()
 	var shared stepCache
-	requests := func(other string) (out []Request) {
+	requests := func(other string) (out []*Request) {
 		for _, typ := range []Type{CDS, EDS, LDS} {
 			versions := map[string]string{}
 			for r := range v.Of(typ).All() {
@@ -169,7 +169,7 @@ func TestWhoComesBackUnchangedIsSentNothing(t *testing.T) {
 			if typ == EDS && other != "" {
 				versions[other] = "older"
 			}
-			q := Request{Type: typ, Initial: versionsOf(versions)}
+			q := &Request{Type: typ, Initial: versionsOf(versions)}
 			if typ == EDS {
 				q.Names = namesOf(names...)
 			}
@@ -177,7 +177,7 @@ func TestWhoComesBackUnchangedIsSentNothing(t *testing.T) {
 		}
 		return out
 	}
-	comeBack := func(list []Request) (s *Sub, sent []*Resource) {
+	comeBack := func(list []*Request) (s *Sub, sent []*Resource) {
 		s = follow(true, &shared, v)
 		for _, q := range list {
 			for _, e := range s.Step(q) {
@@ -230,7 +230,7 @@ func TestRepeatedNamesAreNotReadAgain(t *testing.T) {
 			t.Fatal(q.err)
 		}
 		q.req.Type = EDS
-		for _, e := range s.Step(q.req) {
+		for _, e := range s.Step(&q.req) {
 			if e, ok := e.(Send); ok {
 				sent, n = e.Nonce, len(e.Upserts)
 			}
@@ -251,7 +251,7 @@ func TestRepeatedNamesAreNotReadAgain(t *testing.T) {
 		*q = inbound{charge: charge}
 		q.unmarshal(mem.BufferSlice{mem.SliceBuffer(b)})
 		q.req.Type = EDS
-		s.Step(q.req)
+		s.Step(&q.req)
 		q.release()
 	}); n > 50 {
 		t.Errorf("an acknowledgement takes %v allocations for %d names", n, len(names))
@@ -279,10 +279,10 @@ func TestAnIdleStreamHoldsPointers(t *testing.T) {
 	for _, delta := range []bool{true, false} {
 		open := func() *Sub {
 			s := follow(delta, &shared, v)
-			ask := func(q Request) {
+			ask := func(q *Request) {
 				for _, e := range slices.Clone(s.Step(q)) {
 					if e, ok := e.(Send); ok {
-						a := Request{Type: e.Type, Nonce: e.Nonce}
+						a := &Request{Type: e.Type, Nonce: e.Nonce}
 						if !delta {
 							a.Names = q.Names
 						}
@@ -290,9 +290,9 @@ func TestAnIdleStreamHoldsPointers(t *testing.T) {
 					}
 				}
 			}
-			ask(Request{Type: CDS})
-			ask(Request{Type: EDS, Names: list})
-			ask(Request{Type: LDS})
+			ask(&Request{Type: CDS})
+			ask(&Request{Type: EDS, Names: list})
+			ask(&Request{Type: LDS})
 			return s
 		}
 		streams := []*Sub{open()}

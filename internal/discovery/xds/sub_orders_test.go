@@ -100,7 +100,7 @@ func (w *wires) comeBack(order []int, slow bool) {
 				w.step(q)
 			}
 		}
-		requests = slices.DeleteFunc(requests, func(q Request) bool { return int(q.Type) == i })
+		requests = slices.DeleteFunc(requests, func(q *Request) bool { return int(q.Type) == i })
 		for merge(requests, w.client); !slow && w.deliver(); {
 			merge(requests, w.client)
 		}
@@ -109,9 +109,9 @@ func (w *wires) comeBack(order []int, slow bool) {
 
 // merge puts the names that a client asks for meanwhile into the first requests that are
 // still to go.
-func merge(requests []Request, c *modelClient) {
-	c.out = slices.DeleteFunc(c.out, func(q Request) bool {
-		i := slices.IndexFunc(requests, func(first Request) bool { return first.Type == q.Type })
+func merge(requests []*Request, c *modelClient) {
+	c.out = slices.DeleteFunc(c.out, func(q *Request) bool {
+		i := slices.IndexFunc(requests, func(first *Request) bool { return first.Type == q.Type })
 		if i >= 0 {
 			requests[i].Names = namesOf(slices.Sorted(maps.Keys(c.subs[q.Type]))...)
 		}

@@ -103,6 +103,15 @@ func (s *Sub) ready(t Type) bool {
 	return f.received || f.slow || !s.until(f.since.Add(holdLimit))
 }
 
+// level says whether the client has been sent exactly what the view has of a type, and nothing else is open that
+// could make something to be sent. It decides most calls for a type without looking for differences: a change moves one
+// type or two.
+func (s *Sub) level(t Type) bool {
+	c := &s.states[t]
+	return !c.due && c.forced.len() == 0 && len(c.kept) == 0 && len(c.refused) == 0 && len(c.closed) == 0 && c.bisection == nil &&
+		(t != EDS || s.warming.owed == 0) && c.have == s.target(t)
+}
+
 // sendType sends what is due of one type and does not wait for others.
 func (s *Sub) sendType(t Type) {
 	c := &s.states[t]
@@ -111,6 +120,12 @@ func (s *Sub) sendType(t Type) {
 	}
 	if t == VHDS {
 		s.withoutHosts()
+	}
+	if s.level(t) {
+		if c.flight == nil {
+			c.own = false
+		}
+		return
 	}
 	cur := s.wanted(t)
 	if types[t].lasting && s.delta {
@@ -569,7 +584,7 @@ func (c *typeState) any(list []*Resource) bool {
 // pendingUpserts says whether there is something to be sent, be it later.
 func (s *Sub) pendingUpserts(t Type) bool {
 	c := &s.states[t]
-	if !c.asked {
+	if !c.asked || s.level(t) {
 		return false
 	}
 	if c.due || c.forced.len() > 0 || t == EDS && s.assignmentDue() {
@@ -585,7 +600,7 @@ func (s *Sub) pendingUpserts(t Type) bool {
 // pendingRemovals says whether the client has something that the view has not.
 func (s *Sub) pendingRemovals(t Type) bool {
 	c := &s.states[t]
-	if !c.asked || types[t].lasting {
+	if !c.asked || types[t].lasting || s.level(t) {
 		return false
 	}
 	gone := s.difference(t).Removed

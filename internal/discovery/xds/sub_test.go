@@ -133,14 +133,14 @@ func (s *script) view(words []string) *View {
 	return v
 }
 
-func (s *script) request(line string) Request {
+func (s *script) request(line string) *Request {
 	line, message, _ := strings.Cut(strings.ReplaceAll(line, `""`, emptyName), `"`)
 	if message != "" {
 		quoted, rest, _ := strings.Cut(message, `"`)
 		message, line = strings.ReplaceAll(quoted, `\n`, "\n"), line+rest
 	}
 	words := strings.Fields(line)[1:]
-	r := Request{Message: message}
+	r := &Request{Message: message}
 	r.Type, _ = s.typ(words[0])
 	initial := false
 	var names, unsubscribe []string

@@ -17,13 +17,13 @@ type togetherClient struct {
 }
 
 func (c *togetherClient) step(ev Event) {
-	var answers []Request
+	var answers []*Request
 	for _, e := range c.sub.Step(ev) {
 		e, ok := e.(Send)
 		if !ok {
 			continue
 		}
-		answer := Request{Type: e.Type, Nonce: e.Nonce}
+		answer := &Request{Type: e.Type, Nonce: e.Nonce}
 		if e.Type == VHDS {
 			var names []string
 			for _, r := range e.Upserts {
@@ -89,10 +89,10 @@ func TestVirtualHostsThatShareADomainAreHeldTogether(t *testing.T) {
 		now := time.Unix(1e9, 0)
 		cl.step(Now{T: now})
 		cl.step(Moved{View: base})
-		cl.step(Request{Type: CDS})
-		cl.step(Request{Type: LDS})
-		cl.step(Request{Type: RDS, Names: namesOf("80", "90")})
-		cl.step(Request{Type: VHDS})
+		cl.step(&Request{Type: CDS})
+		cl.step(&Request{Type: LDS})
+		cl.step(&Request{Type: RDS, Names: namesOf("80", "90")})
+		cl.step(&Request{Type: VHDS})
 		if want := "80/one 80/other 80/two"; strings.Join(cl.sent, ", ") != want {
 			t.Fatalf("%s: sent %q at the start, want %q", name, cl.sent, want)
 		}
@@ -140,7 +140,7 @@ func TestVirtualHostThatTakesADomainIsTriedAgain(t *testing.T) {
 			}
 			all := slices.Concat(slices.Collect(maps.Values(next))...)
 			slices.Sort(all)
-			answer := Request{Type: e.Type, Nonce: e.Nonce}
+			answer := &Request{Type: e.Type, Nonce: e.Nonce}
 			if slices.Contains(all, "bad.test") || len(slices.Compact(slices.Clone(all))) != len(all) {
 				answer.Refused, answer.Message = true, "refused"
 			} else {
@@ -151,7 +151,7 @@ func TestVirtualHostThatTakesADomainIsTriedAgain(t *testing.T) {
 	}
 	step(Now{T: time.Unix(1e9, 0)})
 	step(Moved{View: view})
-	for _, r := range []Request{{Type: CDS}, {Type: LDS}, {Type: RDS, Names: namesOf("80")}, {Type: VHDS}} {
+	for _, r := range []*Request{{Type: CDS}, {Type: LDS}, {Type: RDS, Names: namesOf("80")}, {Type: VHDS}} {
 		step(r)
 	}
 	step(Moved{View: view.put(hostResource(t, answers("80/a", "1", "a.test", "moves.test")), hostResource(t, answers("80/z", "2", "b.test")),

@@ -25,7 +25,7 @@ func TestStreamsThatStartShareTheListsOfTheirLayers(t *testing.T) {
 
 	s := NewSub(true, nil)
 	s.Step(Moved{View: view})
-	sent := s.Step(Request{Type: CDS})
+	sent := s.Step(&Request{Type: CDS})
 	i := slices.IndexFunc(sent, func(e Effect) bool { _, ok := e.(Send); return ok })
 	if i < 0 {
 		t.Fatalf("a request for clusters was answered by %v", sent)

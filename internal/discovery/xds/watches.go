@@ -18,25 +18,32 @@ func (s *Server) Watches(ctx context.Context, ids []string) map[string]map[strin
 		if c == nil {
 			continue
 		}
-		answered := make(chan struct{})
+		answer := make(chan map[string][]string, 1)
 		question := func(sub *Sub) {
-			defer close(answered)
 			names := map[string][]string{}
 			for t := range numTypes {
 				if list := sub.Subscription(t); list != nil {
 					names[t.URL()] = list
 				}
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			out[id] = names
+			answer <- names
 		}
 		all.Go(func() {
-			select {
-			case c.questions <- question:
-				<-answered
-			case <-c.ended:
-			case <-ctx.Done():
+			asked := c.questions
+			for {
+				select {
+				case asked <- question:
+					asked = nil
+				case names := <-answer:
+					mu.Lock()
+					defer mu.Unlock()
+					out[id] = names
+					return
+				case <-c.ended:
+					return
+				case <-ctx.Done():
+					return
+				}
 			}
 		})
 	}
