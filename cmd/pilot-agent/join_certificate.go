@@ -186,7 +186,7 @@ func (j *joining) ca() (_ *upstream.Server, clean func(), err error) {
 	}
 	token := j.member.Token
 	server, err := upstream.New(upstream.Options{
-		Name: "CA", Address: address, RootFile: roots, ServerName: name, ClusterID: j.member.ClusterID, Keepalive: 30 * time.Second, KeepaliveTimeout: 10 * time.Second,
+		Name: "CA", Address: address, RootFile: roots, RootsFrom: "the join token: it is of another mesh, or this one has new roots; get another token", ServerName: name, ClusterID: j.member.ClusterID, Keepalive: 30 * time.Second, KeepaliveTimeout: 10 * time.Second,
 		Token: func(context.Context) (string, error) { return token, nil },
 	})
 	if err != nil {

@@ -56,3 +56,14 @@ func TestChecksFitOnANarrowTerminal(t *testing.T) {
 		t.Errorf("%v:\n%s", err, out.String())
 	}
 }
+
+func TestNoProxyIsSaid(t *testing.T) {
+	var out strings.Builder
+	if err := printProxies(&out, "table", nil, false, 80); err != nil || out.String() != "no proxy is connected\n" {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+	out.Reset()
+	if err := printProxies(&out, "json", []json.RawMessage{}, false, 0); err != nil || strings.TrimSpace(out.String()) != "[]" {
+		t.Errorf("as JSON %q, %v", out.String(), err)
+	}
+}

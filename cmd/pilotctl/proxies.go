@@ -182,6 +182,10 @@ func printProxies(w io.Writer, form string, texts []json.RawMessage, several boo
 	if err != nil {
 		return err
 	}
+	if len(all) == 0 {
+		_, err := fmt.Fprintln(w, "no proxy is connected")
+		return err
+	}
 	slices.SortFunc(all, func(a, b proxy) int {
 		return cmp.Or(cmp.Compare(a.Proxy, b.Proxy), cmp.Compare(a.Replica, b.Replica))
 	})

@@ -281,6 +281,26 @@ type way struct {
 	port uint32
 }
 
+// maxElsewhere is how many services elsewhere names.
+const maxElsewhere = 5
+
+// elsewhere names the services that have the name which somebody asks for in other namespaces; empty if there are none.
+func (e *explainer) elsewhere(asked string) string {
+	name, _, _ := strings.Cut(strings.ToLower(asked), ".")
+	var hosts []string
+	for _, i := range e.services {
+		host, ours := strings.CutSuffix(i.service.Host, ".svc."+e.s.opts.Names.Domain)
+		if first, _, ok := strings.Cut(host, "."); ours && ok && first == name {
+			hosts = append(hosts, host)
+		}
+	}
+	if len(hosts) == 0 {
+		return ""
+	}
+	slices.Sort(hosts)
+	return "; there is " + strings.Join(hosts[:min(len(hosts), maxElsewhere)], ", ")
+}
+
 // asked returns the service that a question is about, and its port.
 func (e *explainer) asked(q explain.Query, c asker) (*inventory, uint32, error) {
 	i := e.service(q.To)
@@ -288,7 +308,7 @@ func (e *explainer) asked(q explain.Query, c asker) (*inventory, uint32, error) 
 		i = e.service(q.To + "." + c.namespace)
 	}
 	if i == nil {
-		return nil, 0, fmt.Errorf("no Pod, no connected proxy and no service %s: want POD.NAMESPACE, or a service by its host or as NAME.NAMESPACE", printable.Quote(q.To, 300))
+		return nil, 0, fmt.Errorf("no Pod, no connected proxy and no service %s: want POD.NAMESPACE, or a service by its host or as NAME.NAMESPACE%s", printable.Quote(q.To, 300), e.elsewhere(q.To))
 	}
 	port := q.Port
 	if port == 0 {

@@ -308,7 +308,7 @@ func TestExplainRoutes(t *testing.T) {
 		"from=shop/web-1&to=http://nobody/":                     `no service "nobody"`,
 		"from=shop/web-1&to=http://reviews:81/":                 "has no port 81",
 		"from=shop/web-1&to=http://u:p@reviews/":                "want http://HOST:PORT/PATH",
-		"from=none&to=http://reviews/":                          `no service "reviews"`,
+		"from=none&to=http://reviews/":                          `NAME.NAMESPACE; there is reviews.shop`,
 		"from=shop/web-1&to=" + url.QueryEscape("http://a\x00"): "invalid URL",
 	} {
 		if code, _, body := p.explain(query); code == http.StatusOK || !strings.Contains(body, want) {

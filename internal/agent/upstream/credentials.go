@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -78,7 +79,7 @@ func (o *Options) hint(err error) string {
 	}
 	if errors.As(err, new(*tls.CertificateVerificationError)) {
 		if file := o.rootFile(); file != SystemRoots {
-			return ": the roots are in " + file
+			return ": the roots are in " + cmp.Or(o.RootsFrom, file)
 		}
 	}
 	return ""

@@ -40,6 +40,8 @@ type Options struct {
 	Address string
 	// RootFile is the file of PEM root certificates for the server's certificate, or SystemRoots.
 	RootFile string
+	// RootsFrom is where the roots come from, in errors; empty means RootFile.
+	RootsFrom string
 	// ChooseRootFile, unless nil, returns the RootFile of each handshake. It must allow concurrent calls.
 	ChooseRootFile func() string
 	// Trust, unless nil, returns the roots to use for a handshake, from those in RootFile: a mesh may have

@@ -271,6 +271,7 @@ func TestServerIsVerified(t *testing.T) {
 	}{
 		{"--servingName of pilot-discovery", Options{RootFile: root, ServerName: "istiod.istio-system.svc"}},
 		{"the roots are in " + other, Options{RootFile: other}},
+		{"the roots are in the token", Options{RootFile: other, RootsFrom: "the token"}},
 		{"not istiod.istio-system.svc", Options{RootFile: root, ServerName: "istiod.istio-system.svc"}},
 		{"unknown authority", Options{RootFile: other}},
 		{"unknown authority", Options{RootFile: SystemRoots}},

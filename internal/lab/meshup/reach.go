@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -40,7 +41,7 @@ func (m *Mesh) reach(ctx context.Context, at *url.URL) error {
 		}
 	}
 	if slices.Contains(discoveryPorts, port) {
-		return fmt.Errorf("reach %s from pilot-discovery: port %s is pilot-discovery's own: want a server at another port", at, port)
+		return fmt.Errorf("reach %s from pilot-discovery: port %s is pilot-discovery's own: want a server at another port%s", at, port, m.spec.namesakes(name))
 	}
 	l, err := m.Net.Host().Listen("tcp", net.JoinHostPort(ip.String(), port))
 	if err != nil {
@@ -64,9 +65,28 @@ func (m *Mesh) PrometheusError(ctx context.Context) error {
 	defer cancel()
 	c, err := machine{}.Dial(ctx, "tcp", m.prometheus)
 	if err != nil {
-		return err
+		host, _, _ := net.SplitHostPort(m.prometheus) // a host alone is not listened for
+		m.podsMu.Lock()
+		defer m.podsMu.Unlock()
+		return fmt.Errorf("%w%s", err, m.spec.namesakes(host))
 	}
 	return c.Close()
+}
+
+// namesakes says what a host name without dots may have been meant for: the Services of that name, which pilot-discovery, being in no
+// namespace, knows with theirs only. It is empty if there is none.
+func (l *layout) namesakes(host string) string {
+	var names []string
+	for _, s := range l.services {
+		if s.Name == host {
+			names = append(names, s.Name+"."+s.Namespace)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	slices.Sort(names)
+	return fmt.Sprintf("; for the mesh's own Service want %s", strings.Join(names, " or "))
 }
 
 // ownOnly is a listener for connections of its own host: from the address that they are for, or loopback. Pods, which have routes to the addresses of

@@ -4,6 +4,8 @@ import (
 	"net"
 	"strings"
 	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/lab/podplan"
 )
 
 func TestPrometheusError(t *testing.T) {
@@ -20,6 +22,18 @@ func TestPrometheusError(t *testing.T) {
 	}
 	if err := m.PrometheusError(t.Context()); err == nil || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("a server that does not listen: %v", err)
+	}
+	// A name without its namespace is no host of the mesh for pilot-discovery.
+	m.spec.services = []podplan.Service{{Namespace: "shop", Name: "web"}, {Namespace: "default", Name: "web"}, {Namespace: "shop", Name: "other"}}
+	if got := m.spec.namesakes("web"); got != "; for the mesh's own Service want web.default or web.shop" {
+		t.Errorf("namesakes of web: %q", got)
+	}
+	if got := m.spec.namesakes("web.invalid"); got != "" {
+		t.Errorf("namesakes of web.invalid: %q", got)
+	}
+	m.prometheus = "web:80"
+	if err := m.PrometheusError(t.Context()); err == nil || !strings.Contains(err.Error(), "want web.default or web.shop") {
+		t.Errorf("a name of this machine's network that a Service has: %v", err)
 	}
 	if err := (&Mesh{}).PrometheusError(t.Context()); err != nil {
 		t.Errorf("without a server: %v", err)
