@@ -88,7 +88,7 @@ type debugAnswer struct {
 
 // serveDebug serves a stream whose first request asks about the control plane. Its node is not read,
 // since only the caller decides what is answered; it is not a proxy's, so it is in no list of proxies.
-func (s *Server) serveDebug(ctx context.Context, st *stream, first incoming) error {
+func (s *Server) serveDebug(st *stream, first incoming) error {
 	if err := s.debug.allow(st.caller); err != nil {
 		return err
 	}

@@ -283,7 +283,7 @@ func (v *service) admit(g grpc.ServerStream, delta bool, only Type) (who caller,
 		return who, err
 	}
 	if only == everyType && isDebugType(first.url) {
-		return who, v.server.serveDebug(ctx, st, first)
+		return who, v.server.serveDebug(st, first)
 	}
 	node, err := v.claimed(first.node, who)
 	if err != nil {
