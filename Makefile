@@ -88,10 +88,26 @@ $(GOLANGCI):
 unit: tools ## the tests of single packages, and the rules of the architecture
 	@$(GO) test -count=1 -timeout 10m $(FAST)
 
+# Tests that compute for minutes on one goroutine, where the race detector has nothing to find and makes them many times
+# slower: `make race` runs them without it.
+SERIAL = TestAgreesWithEnvoy TestDecisionsAreIstios TestEveryFieldIsAppliedOrNamed \
+	TestEveryFieldOfTheGatewayAPIIsAppliedOrNamed TestEveryObservedInjection TestEveryOrderOfRequestsAndViews \
+	TestFindsBrokenRules TestInjectingTwiceChangesNothing TestInjectingTwiceChangesNothingWhateverIsSet \
+	TestProblemsAreLoggedAsFromScratch TestSilentFieldIsDetected TestThePageAgreesWithTheSimulation \
+	TestWhatIsRememberedChangesNothing
+# Random tests, with a subtest for each seed: `make race` runs all seeds without the race detector, and the first three with it.
+SEEDS = TestDerivedScopesAreAsWholeOnes TestIncrementalEqualsFromScratch TestViewsAreThoseFromScratch \
+	TestViewsWithIdleClassesAreThoseFromScratch TestWhyAndDependentsAgree
+any = ^($(subst $() ,|,$(strip $(1))))$$
+# A name that no test has costs nothing: what is left out with the race detector is what these patterns match, and so is
+# what runs without it.
+WITHOUT_RACE = $(shell grep -rlE --include='*_test.go' '^func ($(subst $() ,|,$(strip $(SERIAL) $(SEEDS))))\b' cmd internal | xargs -n1 dirname | sort -u | sed 's|^|./|')
+
 # The rules of the architecture read source: nothing in them runs concurrently.
 race: tools ## the same under the race detector (needs a C compiler)
 	@$(GO) test -count=1 -timeout 10m .
-	@$(GO) test -race -count=1 -timeout 15m $(filter-out $(shell $(GO) list .),$(FAST))
+	@$(GO) test -count=1 -timeout 10m -run '$(call any,$(SERIAL) $(SEEDS))' $(WITHOUT_RACE)
+	@$(GO) test -race -count=1 -timeout 15m -skip '$(call any,$(SERIAL))|$(call any,$(SEEDS))/^([3-9]|[1-9][0-9]+)$$' $(filter-out $(shell $(GO) list .),$(FAST))
 
 e2e: tools kube before build deps ## end-to-end tests: real Envoys in network namespaces (needs root)
 	$(GO) test -count=1 -p 2 -timeout 40m $(filter-out $(CONFORMANCE),$(shell $(GO) list $(SLOW)))

@@ -146,47 +146,49 @@ spec: {clusterIP: 10.96.0.%d, selector: {app: s}, ports: [{name: http, port: 808
 // layers is what a count of them gives.
 func TestViewsWithIdleClassesAreThoseFromScratch(t *testing.T) {
 	for seed := range uint64(4) {
-		r := rand.New(rand.NewPCG(seed, wait.Seed(t, 7)))
-		choices := variants()
-		standing := make([]int, len(choices)) // one more than the variant; 0 is none
-		p, clock := keeping(idleLimits{age: 10 * time.Second, classes: 3, bytes: 1 << 20})
-		proxies, latest := map[string][2]string{}, map[string]*xds.LatestView{}
-		for step := range 50 {
-			*clock = clock.Add(time.Duration(r.IntN(3)) * time.Second)
-			for range r.IntN(3) {
-				i := r.IntN(len(choices))
-				standing[i] = r.IntN(len(choices[i]) + 1)
-				c := changesOf(t, choices[i][max(standing[i], 1)-1])
-				if standing[i] == 0 {
-					c[0].Object = nil
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, wait.Seed(t, 7)))
+			choices := variants()
+			standing := make([]int, len(choices)) // one more than the variant; 0 is none
+			p, clock := keeping(idleLimits{age: 10 * time.Second, classes: 3, bytes: 1 << 20})
+			proxies, latest := map[string][2]string{}, map[string]*xds.LatestView{}
+			for step := range 50 {
+				*clock = clock.Add(time.Duration(r.IntN(3)) * time.Second)
+				for range r.IntN(3) {
+					i := r.IntN(len(choices))
+					standing[i] = r.IntN(len(choices[i]) + 1)
+					c := changesOf(t, choices[i][max(standing[i], 1)-1])
+					if standing[i] == 0 {
+						c[0].Object = nil
+					}
+					p.commit(c)
 				}
-				p.commit(c)
-			}
-			id := fmt.Sprint("p", r.IntN(4))
-			if _, there := proxies[id]; there {
-				p.leave(id)
-				delete(proxies, id)
-			} else {
-				ns := []string{"x", "y"}[r.IntN(2)]
-				proxies[id] = [2]string{ns, fmt.Sprintf("10.1.%d.%d", ns[0], r.IntN(3))}
-				latest[id] = p.connect(id, proxies[id][0], proxies[id][1])
-			}
-			fresh := newPublished()
-			for i, n := range standing {
-				if n > 0 {
-					fresh.model.Apply(changesOf(t, choices[i][n-1]))
+				id := fmt.Sprint("p", r.IntN(4))
+				if _, there := proxies[id]; there {
+					p.leave(id)
+					delete(proxies, id)
+				} else {
+					ns := []string{"x", "y"}[r.IntN(2)]
+					proxies[id] = [2]string{ns, fmt.Sprintf("10.1.%d.%d", ns[0], r.IntN(3))}
+					latest[id] = p.connect(id, proxies[id][0], proxies[id][1])
 				}
-			}
-			fresh.graph.Run()
-			for id, at := range proxies {
-				got, _ := latest[id].Load()
-				want, _ := fresh.connect(id, at[0], at[1]).Load()
-				if a, b := viewText(got), viewText(want); a != b {
-					t.Fatalf("seed %d, step %d: %s has\n%s\nfrom scratch\n%s", seed, step, id, a, b)
+				fresh := newPublished()
+				for i, n := range standing {
+					if n > 0 {
+						fresh.model.Apply(changesOf(t, choices[i][n-1]))
+					}
 				}
+				fresh.graph.Run()
+				for id, at := range proxies {
+					got, _ := latest[id].Load()
+					want, _ := fresh.connect(id, at[0], at[1]).Load()
+					if a, b := viewText(got), viewText(want); a != b {
+						t.Fatalf("step %d: %s has\n%s\nfrom scratch\n%s", step, id, a, b)
+					}
+				}
+				checkIdle(t, p)
 			}
-			checkIdle(t, p)
-		}
+		})
 	}
 }
 

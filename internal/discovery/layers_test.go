@@ -196,63 +196,65 @@ func variants() [][]string {
 // publisher that has just been made, and from one in which no layer is derived from another.
 func TestViewsAreThoseFromScratch(t *testing.T) {
 	for seed := range uint64(10) {
-		r := rand.New(rand.NewPCG(seed, wait.Seed(t, 7)))
-		choices := variants()
-		standing := make([]int, len(choices)) // one more than the variant; 0 is none
-		proxies := map[string][2]string{}
-		latest := map[string]*xds.LatestView{}
-		p := newPublished()
-		for step := range 60 {
-			var changes []object.Change
-			for range 1 + r.IntN(3) {
-				i := r.IntN(len(choices))
-				n := r.IntN(len(choices[i]) + 1)
-				c := changesOf(t, choices[i][max(n, 1)-1])
-				if n == 0 {
-					c[0].Object = nil
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, wait.Seed(t, 7)))
+			choices := variants()
+			standing := make([]int, len(choices)) // one more than the variant; 0 is none
+			proxies := map[string][2]string{}
+			latest := map[string]*xds.LatestView{}
+			p := newPublished()
+			for step := range 60 {
+				var changes []object.Change
+				for range 1 + r.IntN(3) {
+					i := r.IntN(len(choices))
+					n := r.IntN(len(choices[i]) + 1)
+					c := changesOf(t, choices[i][max(n, 1)-1])
+					if n == 0 {
+						c[0].Object = nil
+					}
+					standing[i] = n
+					changes = append(changes, c...)
 				}
-				standing[i] = n
-				changes = append(changes, c...)
-			}
-			p.commit(changes)
-			id := fmt.Sprint("p", r.IntN(6))
-			if _, there := proxies[id]; there {
-				p.leave(id)
-				delete(proxies, id)
-				delete(latest, id)
-			} else {
-				ns := []string{"x", "y"}[r.IntN(2)]
-				proxies[id] = [2]string{ns, fmt.Sprintf("10.1.%d.%d", ns[0], r.IntN(3))}
-				latest[id] = p.connect(id, proxies[id][0], proxies[id][1])
-			}
-			fresh, whole := newPublished(), newWholePublished()
-			for i, n := range standing {
-				if n > 0 {
-					changes := changesOf(t, choices[i][n-1])
-					fresh.model.Apply(changes)
-					whole.model.Apply(changes)
+				p.commit(changes)
+				id := fmt.Sprint("p", r.IntN(6))
+				if _, there := proxies[id]; there {
+					p.leave(id)
+					delete(proxies, id)
+					delete(latest, id)
+				} else {
+					ns := []string{"x", "y"}[r.IntN(2)]
+					proxies[id] = [2]string{ns, fmt.Sprintf("10.1.%d.%d", ns[0], r.IntN(3))}
+					latest[id] = p.connect(id, proxies[id][0], proxies[id][1])
+				}
+				fresh, whole := newPublished(), newWholePublished()
+				for i, n := range standing {
+					if n > 0 {
+						changes := changesOf(t, choices[i][n-1])
+						fresh.model.Apply(changes)
+						whole.model.Apply(changes)
+					}
+				}
+				fresh.graph.Run()
+				whole.graph.Run()
+				for id, at := range proxies {
+					got, _ := latest[id].Load()
+					want, _ := fresh.connect(id, at[0], at[1]).Load()
+					if a, b := viewText(got), viewText(want); a != b {
+						t.Fatalf("step %d: %s has\n%s\nfrom scratch\n%s", step, id, a, b)
+					}
+					alone, _ := whole.connect(id, at[0], at[1]).Load()
+					if a, b := viewText(got), viewText(alone); a != b {
+						t.Fatalf("step %d: %s has\n%s\nwithout derived layers\n%s", step, id, a, b)
+					}
+					if now := p.snapshot().proxies[id].view; now != got {
+						t.Fatalf("step %d: the snapshot has another view of %s", step, id)
+					}
+				}
+				if n, want := len(p.layers.byKey), len(fresh.layers.byKey); n != want {
+					t.Fatalf("step %d: %d layers are kept, from scratch %d", step, n, want)
 				}
 			}
-			fresh.graph.Run()
-			whole.graph.Run()
-			for id, at := range proxies {
-				got, _ := latest[id].Load()
-				want, _ := fresh.connect(id, at[0], at[1]).Load()
-				if a, b := viewText(got), viewText(want); a != b {
-					t.Fatalf("seed %d, step %d: %s has\n%s\nfrom scratch\n%s", seed, step, id, a, b)
-				}
-				alone, _ := whole.connect(id, at[0], at[1]).Load()
-				if a, b := viewText(got), viewText(alone); a != b {
-					t.Fatalf("seed %d, step %d: %s has\n%s\nwithout derived layers\n%s", seed, step, id, a, b)
-				}
-				if now := p.snapshot().proxies[id].view; now != got {
-					t.Fatalf("seed %d, step %d: the snapshot has another view of %s", seed, step, id)
-				}
-			}
-			if n, want := len(p.layers.byKey), len(fresh.layers.byKey); n != want {
-				t.Fatalf("seed %d, step %d: %d layers are kept, from scratch %d", seed, step, n, want)
-			}
-		}
+		})
 	}
 }
 
