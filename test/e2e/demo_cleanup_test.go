@@ -122,6 +122,7 @@ func TestChecksOfEditsCanFail(t *testing.T) {
 		"egress":    {"FAILED: it is answered ", "status 403"},
 	} {
 		t.Run(scenario, func(t *testing.T) {
+			t.Parallel() // most of the time is spent waiting for what does not come
 			var out bytes.Buffer
 			err := demo.Run(t.Context(), demo.Options{
 				Start: demo.OnThisMachine(p, issue), ConfigDir: filepath.Join(root, "samples", "bookshop"), Out: &out, Scenarios: []string{scenario},

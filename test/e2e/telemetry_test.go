@@ -69,6 +69,7 @@ func (c *collector) has(method, text string) bool {
 // TestTelemetrySwitchesAccessLogs has Telemetries decide what the server logs: requests that a filter selects in a file, then all in
 // another file and at a server of gRPC, in both of its protocols, then nothing in either file.
 func TestTelemetrySwitchesAccessLogs(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	m, config := start(t, "tokens")
 	serveHeaders(t, m, "server-1.tokens", ":9090")
 	logs := serveLogs(t, m, "outside-1.tokens", ":4317")

@@ -132,6 +132,7 @@ func wayByService(list []span) error {
 
 // TestTracesOfSkyWalking has the segments of a request's way be one trace at a collector of SkyWalking.
 func TestTracesOfSkyWalking(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	x := startTracing(t, "    - {name: sky, skywalking: {service: collector.tokens.svc.cluster.local, port: 4317, accessToken: key}}\n", func(*meshup.Options) {})
 	x.collect(t, &segments)
 	x.put(t, "[{providers: [{name: sky}], randomSamplingPercentage: 100, customTags: {lit: {literal: {value: a}}}}]")
@@ -277,6 +278,7 @@ func (s *spans) datadog(w http.ResponseWriter, r *http.Request) {
 
 // TestTracesOfDatadog has the spans of a request's way be one trace at Datadog's agent.
 func TestTracesOfDatadog(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	x := startTracing(t, "    - {name: dog, datadog: {service: collector.tokens.svc.cluster.local, port: 9411}}\n", func(*meshup.Options) {})
 	x.put(t, "[{providers: [{name: dog}], randomSamplingPercentage: 100, customTags: {lit: {literal: {value: a}}}}]")
 	x.awaitChain(t, "all proxies send spans", nil, func(h http.Header) string { return h.Get("X-Datadog-Trace-Id") }, func(list []span) error {

@@ -316,6 +316,7 @@ func hasTags(s span, want map[string]string) error {
 // TestTracesOfZipkin has the spans of a request's way be one trace, with the tags and the share that the Telemetry says. A collector that
 // is slow or away harms no request.
 func TestTracesOfZipkin(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	x := startTracing(t, "    - {name: zipkin, zipkin: {service: collector.tokens.svc.cluster.local, port: 9411}}\n", func(*meshup.Options) {})
 	const tags = "customTags: {lit: {literal: {value: a}}, hdr: {header: {name: x-user}}, fmt: {formatter: {value: '%REQ(:METHOD)%'}}}"
 	x.put(t, "[{providers: [{name: zipkin}], randomSamplingPercentage: 100, "+tags+"}]")
@@ -424,6 +425,7 @@ func (x *tracing) collect(t *testing.T, service *grpc.ServiceDesc) {
 // TestTracesOfOpenTelemetry has the spans of a request's way be one trace at a collector of OpenTelemetry, by HTTP and by gRPC, each with
 // the name of its proxy's service.
 func TestTracesOfOpenTelemetry(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	const at = "opentelemetry: {service: collector.tokens.svc.cluster.local, port: "
 	x := startTracing(t, "    - {name: http, "+at+"9411, http: {path: /v1/traces, headers: [{name: x-key, value: k}]}}}\n    - {name: grpc, "+at+"4317}}\n", func(*meshup.Options) {})
 	x.collect(t, &traceService)
@@ -452,6 +454,7 @@ func traceparent(h http.Header) string {
 
 // TestTracesOfLightstep has proxies send spans to a collector of Lightstep, which takes OpenTelemetry from those with its token.
 func TestTracesOfLightstep(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	x := startTracing(t, "      []\n", func(o *meshup.Options) {
 		o.ProxyConfig += "\ntracing: {sampling: 100, lightstep: {address: '10.99.0.10:4317', accessToken: secret-of-lightstep}}"
 	})
@@ -463,6 +466,7 @@ func TestTracesOfLightstep(t *testing.T) {
 
 // TestTracesOfTheBootstrap has proxies use the tracers of their bootstraps, as ProxyConfig says, until enableTracing is false.
 func TestTracesOfTheBootstrap(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	x := startTracing(t, "      []\n", func(o *meshup.Options) {
 		o.ProxyConfig += "\ntracing: {sampling: 100, zipkin: {address: '10.99.0.10:9411'}, customTags: {own: {literal: {value: mine}}}, enableIstioTags: false}"
 	})
