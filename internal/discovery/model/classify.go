@@ -2,7 +2,6 @@ package model
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -269,10 +268,8 @@ func (m *Model) selected(r *incr.Reader, ns string, labels map[string]string) st
 // receives their connections: "row key@port>target,port>target", separated by spaces.
 func (m *Model) servicesOf(r *incr.Reader, k ProxyKey, cluster string, labels map[string]string, named map[string]uint32) string {
 	var out []string
-	for key, s := range incr.In(r, m.tables.services, "ns:"+k.Namespace) {
-		if s.Source.Kubernetes && s.Cluster != cluster || !m.endpointOf(r, s, k, labels) {
-			continue
-		}
+	here := func(s *Service) bool { return !s.Source.Kubernetes || s.Cluster == cluster }
+	add := func(key string, s *Service) {
 		var ports []string
 		for _, p := range s.Ports {
 			target := p.Target
@@ -280,24 +277,36 @@ func (m *Model) servicesOf(r *incr.Reader, k ProxyKey, cluster string, labels ma
 				target = named[p.TargetName]
 			}
 			if target != 0 && p.Protocol != mesh.UDP {
-				ports = append(ports, fmt.Sprintf("%d>%d", p.Number, target))
+				ports = append(ports, strconv.Itoa(int(p.Number))+">"+strconv.Itoa(int(target)))
 			}
 		}
 		if len(ports) > 0 || k.Role == mesh.Router && len(s.Ports) > 0 { // a router's ports may all be UDP
 			out = append(out, key+"@"+strings.Join(ports, ","))
 		}
 	}
+	buckets := labelBuckets(k.Namespace, labels)
+	slices.Sort(buckets)
+	for _, b := range buckets {
+		for key, s := range incr.In(r, m.tables.services, b) {
+			if here(s) && subset(s.Source.Selector, labels) {
+				add(key, s)
+			}
+		}
+	}
+	for key, s := range incr.In(r, m.tables.services, withoutSelector(k.Namespace)) {
+		if here(s) && m.hasAddress(r, s, k.IPs) {
+			add(key, s)
+		}
+	}
 	slices.Sort(out)
 	return strings.Join(out, " ")
 }
 
-// endpointOf reports whether a proxy is an endpoint of a service: by selector, by one of the addresses
-// in a ServiceEntry, or by an EndpointSlice.
-func (m *Model) endpointOf(r *incr.Reader, s *Service, k ProxyKey, labels map[string]string) bool {
-	if len(s.Source.Selector) > 0 {
-		return subset(s.Source.Selector, labels)
-	}
-	for _, ip := range strings.Split(k.IPs, ",") {
+// hasAddress reports whether a service without a selector has one of the addresses, which are separated by commas, as an endpoint in
+// a ServiceEntry or an EndpointSlice.
+func (m *Model) hasAddress(r *incr.Reader, s *Service, ips string) bool {
+	addresses := strings.Split(ips, ",")
+	for _, ip := range addresses {
 		for _, e := range s.Source.Inline {
 			if e.Address == ip {
 				return true
@@ -313,7 +322,7 @@ func (m *Model) endpointOf(r *incr.Reader, s *Service, k ProxyKey, labels map[st
 		}
 		for _, e := range sl.Spec.Endpoints {
 			for _, a := range e.Addresses {
-				if contains(strings.Split(k.IPs, ","), a.String()) {
+				if contains(addresses, a.String()) {
 					return true
 				}
 			}

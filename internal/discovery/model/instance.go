@@ -126,6 +126,17 @@ func workloadBucket(ns string, selector map[string]string) string {
 	return labelBucket(ns, first, selector[first])
 }
 
+// endpointsBucket returns the bucket of a service in which its endpoints find it: one of their labelBuckets, or withoutSelector.
+func endpointsBucket(s *Service) string {
+	if len(s.Source.Selector) == 0 {
+		return withoutSelector(s.Namespace)
+	}
+	return workloadBucket(s.Namespace, s.Source.Selector)
+}
+
+// withoutSelector returns the bucket of the services of a namespace without a selector.
+func withoutSelector(ns string) string { return "without selector:" + ns }
+
 // Instances returns the ready endpoints of the service row with that key, and of the rows that are one service with it if it is the one
 // with priority, sorted by address.
 func (m *Model) Instances(r *incr.Reader, key string) []*Instance {

@@ -196,7 +196,7 @@ func (m *Model) putServices(owner object.Key, services []*Service) {
 	var keys []string
 	for _, s := range services {
 		keys = append(keys, s.Key)
-		buckets := append(exportBuckets(s.ExportTo, s.Namespace), all, "host:"+s.Host, namespaceBucket(s.Namespace), ownerBucket(owner))
+		buckets := append(exportBuckets(s.ExportTo, s.Namespace), all, "host:"+s.Host, namespaceBucket(s.Namespace), endpointsBucket(s), ownerBucket(owner))
 		if s.Prefer == mesh.PreferNode || s.NodeLocal {
 			buckets = append(buckets, byNode)
 		}

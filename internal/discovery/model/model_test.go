@@ -195,6 +195,40 @@ func TestClassOfAProxy(t *testing.T) {
 	}
 }
 
+// Of the services of its namespace, only those that select one of a proxy's labels, and those without a selector, can be the proxy's.
+func TestAServiceOfOtherWorkloadsDoesNotClassifyAProxyAgain(t *testing.T) {
+	g := incr.New()
+	m := model.New(g, "cluster.local")
+	apply := func(yaml string) {
+		for _, o := range decode.Documents("input.yaml", []byte(yaml)).Objects {
+			m.Apply([]object.Change{{Key: o.Key, Object: &o}})
+		}
+		g.Run()
+	}
+	apply(service("a", "s", ", selector: {app: w}"))
+	key := model.ProxyKey{Role: mesh.Sidecar, Namespace: "a", Name: "x", Labels: "app=w,version=v1", IPs: "10.0.0.1"}
+	m.Classify().Want(key)
+	for _, c := range []struct {
+		what, yaml string
+		runs       uint64
+		services   string
+	}{
+		{"another selector", service("a", "other", ", selector: {app: x}"), 0, "Service/a/s@80>80"},
+		{"another namespace", service("b", "s", ", selector: {app: w}"), 0, "Service/a/s@80>80"},
+		{"a label more than the proxy's", service("a", "narrow", ", selector: {app: w, zone: z}"), 1, "Service/a/s@80>80"},
+		{"a second label", service("a", "second", ", selector: {version: v1}"), 1, "Service/a/s@80>80 Service/a/second@80>80"},
+		{"the address", entry("a", "by-address", "e.example.com", ", endpoints: [{address: 10.0.0.1}]"), 1, "Service/a/s@80>80 Service/a/second@80>80 ServiceEntry/a/by-address/e.example.com@80>80"},
+		{"no selector any more", service("a", "second", ""), 1, "Service/a/s@80>80 ServiceEntry/a/by-address/e.example.com@80>80"},
+	} {
+		before := g.Stats()["class"].Runs
+		apply(c.yaml)
+		class, _ := m.Classify().Value(key)
+		if runs := g.Stats()["class"].Runs - before; runs != c.runs || class.Workload.Services != c.services {
+			t.Errorf("%s: classified %d times, with services %q; want %d, %q", c.what, runs, class.Workload.Services, c.runs, c.services)
+		}
+	}
+}
+
 // Before a proxy joins, Claims says whether it is what it claims to be. Afterwards the source
 // may name another workload with its address: then it has no services, and the policies stay.
 func TestAProxyThatClaimsAnothersAddressHasNoServices(t *testing.T) {
