@@ -220,8 +220,10 @@ type inner struct {
 	// proxylessMutual is mutual for gRPC clients, api the resources that they have of a host besides its clusters.
 	proxylessMutual *incr.Rule[servicePortKey, bool]
 	api             *incr.Rule[scopeHost, apiNames]
-	inbound         *incr.Rule[Key, Inbound]
-	routerSecurity  *incr.Rule[mesh.ScopeID, authz.Filters]
+	// inbound and inboundFrame have keys without services.
+	inbound        *incr.Rule[Key, Inbound]
+	inboundFrame   *incr.Rule[Key, *listener.Frame]
+	routerSecurity *incr.Rule[mesh.ScopeID, authz.Filters]
 	// passthroughs are the clusters of a service, and passthroughPorts the listeners, of routers that forward mutual TLS.
 	passthroughs     *incr.Rule[scopeHost, []string]
 	passthroughPorts *incr.Rule[mesh.ScopeID, []passthroughPort]
@@ -310,6 +312,7 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		assignment:       incr.Derive(g, levelPlan, "assignment", c.assignment),
 		mutual:           incr.Derive(g, levelPlan, "all mutual", c.allMutual),
 		inbound:          incr.Derive(g, levelLookup, "inbound security", c.inbound),
+		inboundFrame:     incr.Derive(g, levelCompare, "inbound frame", c.inboundFrame),
 		routerSecurity:   incr.Derive(g, levelLookup, "security of a router", c.routerAuthorization),
 		proxylessMutual:  incr.Derive(g, levelPlan, "all mutual for gRPC", c.allMutualProxyless),
 		api:              incr.Derive(g, levelPlan, "gRPC names", c.apiNames),

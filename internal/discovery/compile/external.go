@@ -88,7 +88,7 @@ func (c *Compiler) securityOf(l Layer) (f authz.Filters) {
 	case l.Kind == ScopeLayer && l.Scope.Value().Role == mesh.Router:
 		f, _ = c.inner.routerSecurity.Value(l.Scope)
 	case l.Kind == WorkloadLayer && l.Scope.Value().Role == mesh.Sidecar:
-		decided, _ := c.inner.inbound.Value(Key{Kind: ListenerInbound, Name: mesh.VirtualInbound, Scope: l.Scope, Workload: l.Workload})
+		decided, _ := c.inner.inbound.Value(Key{Kind: ListenerInbound, Name: mesh.VirtualInbound, Scope: l.Scope, Workload: l.Workload}.withoutServices())
 		f = decided.Authorization
 	}
 	return f

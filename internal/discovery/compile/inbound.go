@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	meshv1 "istio.io/api/mesh/v1alpha1"
 	security "istio.io/api/security/v1beta1"
@@ -34,7 +33,15 @@ type Inbound struct {
 	Closed []byte
 }
 
-// inbound returns the inbound security of a workload; of the key, only what decides it counts.
+// withoutServices is the key of what the services of a workload do not decide, which workloads that differ in them only share.
+func (k Key) withoutServices() Key {
+	w := k.Workload.Value()
+	w.Services, w.Peers = "", ""
+	k.Workload = w.ID()
+	return k
+}
+
+// inbound returns the inbound security of a workload, whose key is without services; of the key, only what decides it counts.
 func (c *Compiler) inbound(r *incr.Reader, k Key) Inbound {
 	w := k.Workload.Value()
 	modes := c.model.ModesOf(r, w.Namespace, strings.Fields(w.Policies))
@@ -43,9 +50,7 @@ func (c *Compiler) inbound(r *incr.Reader, k Key) Inbound {
 		modes.Closed = true // the proxy cannot tell whom to let in
 	}
 	out := Inbound{Modes: modes, Authorization: filters, Rules: filters.Hash()}
-	if closed := c.inboundPlan(r, k, listener.Inbound{Closed: true}, modes); closed != nil {
-		out.Closed = marshal.MustEncodedAny(closed)
-	}
+	out.Closed = c.encodeInbound(r, k, listener.NewFrame(listener.Inbound{Closed: true}, c.inboundEnv(r, k)), nil, modes)
 	return out
 }
 
@@ -121,7 +126,7 @@ func trustDomains(m *meshv1.MeshConfig) []string {
 func (c *Compiler) InboundOf(k Key) (Inbound, bool) {
 	switch bare := k.Bare(); {
 	case bare.Kind == ListenerInbound:
-		return c.inner.inbound.Value(bare)
+		return c.inner.inbound.Value(bare.withoutServices())
 	case (k.Kind == Listener || k.Kind == ListenerPatched) && k.Scope.Value().Role == mesh.Router:
 		return c.routerInbound(k)
 	}
@@ -158,19 +163,35 @@ func (c *Compiler) inboundEnv(r *incr.Reader, k Key) listener.Env {
 	return env
 }
 
-// inboundPlan translates a plan to the listener of a key: virtualInbound, or one of a Sidecar that binds; nil if the Sidecar no
-// longer has it.
-func (c *Compiler) inboundPlan(r *incr.Reader, k Key, in listener.Inbound, modes model.Modes) *listenerv3.Listener {
+// encodeInbound returns the encoded listener of a key: virtualInbound, with these ports, or one of a Sidecar that binds; nil if the
+// Sidecar no longer has it.
+func (c *Compiler) encodeInbound(r *incr.Reader, k Key, f *listener.Frame, ports []listener.InboundPort, modes model.Modes) []byte {
 	if k.Name == mesh.VirtualInbound {
-		return listener.VirtualInbound(in, c.inboundEnv(r, k))
+		return f.EncodedVirtualInbound(ports)
 	}
 	list, _ := c.model.Ingress(r, k.Workload.Value())
 	for _, i := range list {
 		if i.Bind != "" && i.Name() == k.Name {
-			return listener.BoundInbound(in, c.ingressPort(r, k.Workload.Value(), i, modes), c.inboundEnv(r, k))
+			return marshal.MustEncodedAny(f.Bound(c.ingressPort(r, k.Workload.Value(), i, modes)))
 		}
 	}
 	return nil
+}
+
+// inboundFrame returns what the inbound listeners of a workload have whatever its services; its key is without these, and that of
+// virtualInbound.
+func (c *Compiler) inboundFrame(r *incr.Reader, k Key) *listener.Frame {
+	m := c.model.Mesh(r)
+	decided := c.inner.inbound.Of(r, k)
+	return listener.NewFrame(listener.Inbound{
+		Closed:        decided.Modes.Closed,
+		TrustDomains:  trustDomains(m),
+		Authorization: decided.Authorization,
+		Unknown: listener.InboundPort{
+			Protocol: mesh.Auto, Mode: decided.Modes.Default, Cluster: mesh.InboundPassthroughCluster,
+			Routes: inboundRoutes(m, mesh.InboundPassthroughCluster, "", model.Port{Protocol: mesh.Auto}),
+		},
+	}, c.inboundEnv(r, k))
 }
 
 // ingressPort is the port of a Sidecar's listener.
@@ -194,21 +215,15 @@ func (c *Compiler) inboundTCP(r *incr.Reader, w mesh.Workload, port uint32) list
 // ports that belong to no service. Which ports these are, a Sidecar may say; one that binds has a listener of its own.
 func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 	m, w := c.model.Mesh(r), k.Workload.Value()
-	decided := c.inner.inbound.Of(r, k)
-	modes := decided.Modes
-	in := listener.Inbound{
-		Closed:        modes.Closed,
-		TrustDomains:  trustDomains(m),
-		Authorization: decided.Authorization,
-		Unknown: listener.InboundPort{
-			Protocol: mesh.Auto, Mode: modes.Default, Cluster: mesh.InboundPassthroughCluster,
-			Routes: inboundRoutes(m, mesh.InboundPassthroughCluster, "", model.Port{Protocol: mesh.Auto}),
-		},
-	}
+	shared := k.withoutServices()
+	modes := c.inner.inbound.Of(r, shared).Modes
+	shared.Name = mesh.VirtualInbound
+	frame := c.inner.inboundFrame.Of(r, shared)
+	var ports []listener.InboundPort
 	list, listed := c.model.Ingress(r, w)
 	for _, i := range list {
 		if i.Bind == "" {
-			in.Ports = append(in.Ports, c.ingressPort(r, w, i, modes))
+			ports = append(ports, c.ingressPort(r, w, i, modes))
 		}
 	}
 	last := uint32(0)
@@ -223,28 +238,24 @@ func (c *Compiler) inboundListener(r *incr.Reader, k Key) []byte {
 		}
 		first := behind[0]
 		name := cluster.Name(cluster.Inbound, p.Target, "", "")
-		in.Ports = append(in.Ports, listener.InboundPort{
+		ports = append(ports, listener.InboundPort{
 			Port: p.Target, Protocol: first.port.Protocol, Mode: modes.Of(p.Target), Cluster: name, Host: first.service.Host, Namespace: first.service.Namespace,
 			Routes: inboundRoutes(m, name, first.service.Host, first.port), TCP: c.inboundTCP(r, w, p.Target),
 		})
 	}
-	in.Ports = append(in.Ports, undeclared(in, modes)...)
-	l := c.inboundPlan(r, k, in, modes)
-	if l == nil {
-		return nil // the Run that removes it also drops this value
-	}
-	return marshal.MustEncodedAny(l)
+	ports = append(ports, undeclared(ports, frame.In.Unknown, modes)...)
+	return c.encodeInbound(r, k, frame, ports, modes) // if it is nil, the Run that removes it also drops this value
 }
 
-// undeclared returns the ports with a mode of their own that belong to no service, sorted.
-func undeclared(in listener.Inbound, modes model.Modes) []listener.InboundPort {
+// undeclared returns the ports with a mode of their own that are not declared, sorted.
+func undeclared(declared []listener.InboundPort, unknown listener.InboundPort, modes model.Modes) []listener.InboundPort {
 	var out []listener.InboundPort
 	for _, port := range slices.Sorted(maps.Keys(modes.Ports)) {
-		declared := slices.ContainsFunc(in.Ports, func(p listener.InboundPort) bool { return p.Port == port })
-		if declared || modes.Of(port) == modes.Default {
+		known := slices.ContainsFunc(declared, func(p listener.InboundPort) bool { return p.Port == port })
+		if known || modes.Of(port) == modes.Default {
 			continue
 		}
-		p := in.Unknown
+		p := unknown
 		p.Port, p.Mode = port, modes.Of(port)
 		out = append(out, p)
 	}

@@ -337,7 +337,7 @@ func (c *Compiler) patchResource(r *incr.Reader, k Key) patchedResource {
 		if body == nil {
 			return patchedResource{}
 		}
-		if bare.Kind == ListenerInbound && c.inner.inbound.Of(r, bare).Modes.Closed {
+		if bare.Kind == ListenerInbound && c.inner.inbound.Of(r, bare.withoutServices()).Modes.Closed {
 			return patchedResource{Body: body}
 		}
 	}

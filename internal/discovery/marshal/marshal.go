@@ -41,10 +41,15 @@ func Must(m proto.Message) []byte { return MustAppend(nil, m) }
 func MustAny(m proto.Message) *anypb.Any { return &anypb.Any{TypeUrl: TypeURL(m), Value: Must(m)} }
 
 // MustEncodedAny is the encoding of MustAny, made at once; it has a value field even if m is empty.
-func MustEncodedAny(m proto.Message) []byte {
+func MustEncodedAny(m proto.Message) []byte { return MustContinuedAny(nil, m) }
+
+// MustContinuedAny is MustEncodedAny of the message of which head is the beginning, encoded, and m the rest: fields with
+// higher numbers than those in head, or further elements of the last, repeated one. What is one of several fields is encoded last,
+// whatever its number.
+func MustContinuedAny(head []byte, m proto.Message) []byte {
 	options := proto.MarshalOptions{Deterministic: true}
 	size := options.Size(m)
-	out := anyHeader(string(m.ProtoReflect().Descriptor().FullName()), size)
+	out := append(anyHeader(string(m.ProtoReflect().Descriptor().FullName()), len(head)+size), head...)
 	options.UseCachedSize = true
 	out, err := options.MarshalAppend(out, m)
 	if err != nil {

@@ -68,3 +68,17 @@ func TestEncodedAny(t *testing.T) {
 		}
 	}
 }
+
+// A message whose beginning is encoded already has the bytes of the whole.
+func TestContinuedAny(t *testing.T) {
+	whole := &structpb.ListValue{}
+	for _, text := range strings.Fields("a b c d") {
+		whole.Values = append(whole.Values, structpb.NewStringValue(text))
+	}
+	for n := range len(whole.Values) + 1 {
+		head, rest := &structpb.ListValue{Values: whole.Values[:n]}, &structpb.ListValue{Values: whole.Values[n:]}
+		if got, want := MustContinuedAny(Must(head), rest), MustEncodedAny(whole); !bytes.Equal(got, want) {
+			t.Errorf("%d of %d values before: %q, want %q", n, len(whole.Values), got, want)
+		}
+	}
+}

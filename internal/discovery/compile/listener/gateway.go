@@ -166,7 +166,7 @@ var clientCertDetails = map[meshv1.ForwardClientCertDetails]hcmv3.HttpConnection
 // connection, unless a trusted proxy in front has added another one to x-forwarded-for, and what they send in x-forwarded-client-cert is
 // replaced, unless the topology says otherwise.
 func (e Env) gatewayHTTP(statPrefix, routes string, g Gateway) *listenerv3.Filter {
-	return networkFilter("envoy.filters.network.http_connection_manager", e.gatewayManager(statPrefix, routes, g))
+	return networkFilter(managerName, e.gatewayManager(statPrefix, routes, g))
 }
 
 func (e Env) gatewayManager(statPrefix, routes string, g Gateway) *hcmv3.HttpConnectionManager {

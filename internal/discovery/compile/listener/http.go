@@ -18,6 +18,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
@@ -122,7 +123,7 @@ func keepSessions(h *hcmv3.HttpConnectionManager) {
 func (e Env) outboundHTTP(statPrefix, routes string) *listenerv3.Filter {
 	h := e.manager(statPrefix, true, clientSide())
 	h.RouteSpecifier = rds(routes)
-	return networkFilter("envoy.filters.network.http_connection_manager", h)
+	return networkFilter(managerName, h)
 }
 
 // rds refers to a route configuration of this control plane.
@@ -137,17 +138,37 @@ func rds(routes string) *hcmv3.HttpConnectionManager_Rds {
 	}}
 }
 
-// inboundHTTP returns a connection manager with inline routes. It adds the identity of the client to
-// x-forwarded-client-cert, which Envoy removes from requests without mutual TLS. The filters first come before all
+// managerName is the name of the connection manager's filter.
+const managerName = "envoy.filters.network.http_connection_manager"
+
+// http returns a connection manager with inline routes.
+func (f *Frame) http(statPrefix string, p InboundPort, mutual bool) *listenerv3.Filter {
+	shared := f.HTTP[0]
+	if mutual {
+		shared = f.HTTP[1]
+	}
+	if shared == nil {
+		shared = marshal.Must(f.manager(p, mutual))
+	}
+	// In the order of the encoding the prefix is the first of the fields that are set, and the routes, which are one of several, the last.
+	value := marshal.Must(&hcmv3.HttpConnectionManager{StatPrefix: statPrefix})
+	value = append(value, shared...)
+	value = marshal.MustAppend(value, &hcmv3.HttpConnectionManager{RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: p.Routes}})
+	return &listenerv3.Filter{Name: managerName, ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: &anypb.Any{TypeUrl: managerURL, Value: value}}}
+}
+
+var managerURL = marshal.TypeURL((*hcmv3.HttpConnectionManager)(nil))
+
+// manager returns the connection manager of a port without its prefix and routes. It adds the identity of the client to
+// x-forwarded-client-cert, which Envoy removes from requests without mutual TLS. The filters of authorization come before all
 // others but the one that takes the header of peers.
-func (e Env) inboundHTTP(statPrefix string, p InboundPort, first []*hcmv3.HttpFilter, mutual bool) *listenerv3.Filter {
-	h := e.manager(statPrefix, false, p.side(mutual, true))
-	h.HttpFilters = slices.Concat(e.hearPeer(mutual), first, h.HttpFilters)
-	h.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: p.Routes}
+func (f *Frame) manager(p InboundPort, mutual bool) *hcmv3.HttpConnectionManager {
+	h := f.Env.manager("", false, p.side(mutual, true))
+	h.HttpFilters = slices.Concat(f.Env.hearPeer(mutual), f.In.Authorization.HTTP, h.HttpFilters)
 	h.ServerName = "istio-envoy"
 	h.ForwardClientCertDetails = hcmv3.HttpConnectionManager_APPEND_FORWARD
 	h.SetCurrentClientCertDetails = &hcmv3.HttpConnectionManager_SetCurrentClientCertDetails{
 		Subject: wrapperspb.Bool(true), Dns: true, Uri: true,
 	}
-	return networkFilter("envoy.filters.network.http_connection_manager", h)
+	return h
 }

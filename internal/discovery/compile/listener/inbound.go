@@ -3,7 +3,9 @@ package listener
 import (
 	"fmt"
 	"slices"
+	"strconv"
 
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
@@ -15,6 +17,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/cluster"
 	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
@@ -43,7 +46,7 @@ func (p InboundPort) name(caps mesh.Capability) string {
 	if address == "" {
 		address = Wildcard(caps)
 	}
-	return fmt.Sprintf("%s_%d", address, p.Port)
+	return address + "_" + strconv.FormatUint(uint64(p.Port), 10)
 }
 
 // Inbound is the plan of virtualInbound.
@@ -134,36 +137,85 @@ func (e Env) table(mode mesh.MTLSMode, p mesh.Protocol) []chain {
 	return []chain{{"raw_buffer", nil, kind, endsNone}}
 }
 
+// Frame is what the listeners of the inbound connections of many workloads have in common: all but what a workload's own ports decide. It
+// is made once for them, and what of it makes up most of a listener is encoded. It is immutable.
+type Frame struct {
+	// In is without ports.
+	In  Inbound
+	Env Env
+	// Head is the beginning of an encoded virtualInbound, up to the filter chains of the workload's own ports.
+	Head []byte
+	// HTTP has the encoded connection managers for connections without mutual TLS and with it, without prefix and routes. They are nil if
+	// they have metrics, which differ by service.
+	HTTP [2][]byte
+	// MutualTLS ends the mesh's mutual TLS.
+	MutualTLS *corev3.TransportSocket
+	// Log is that of a listener's connections that no filter chain takes.
+	Log []*accesslogv3.AccessLog
+}
+
+// NewFrame returns the frame of listeners; the ports of in do not count.
+func NewFrame(in Inbound, e Env) *Frame {
+	in.Ports = nil
+	f := &Frame{In: in, Env: e}
+	if !in.Closed {
+		f.MutualTLS = e.terminate(in.TrustDomains)
+		f.Log = e.listenerLog() // not of a closed one, which replaces a listener that Envoy has refused, maybe for its log
+		if !e.measured() {
+			f.HTTP = [2][]byte{marshal.Must(f.manager(in.Unknown, false)), marshal.Must(f.manager(in.Unknown, true))}
+		}
+	}
+	f.Head = marshal.Must(f.head())
+	return f
+}
+
 // VirtualInbound returns the listener for all captured inbound connections.
 func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
+	f := NewFrame(in, e)
+	l := f.head()
+	proto.Merge(l, f.rest(in.Ports))
+	return l
+}
+
+// EncodedVirtualInbound returns VirtualInbound for a workload with these ports, encoded as a google.protobuf.Any.
+func (f *Frame) EncodedVirtualInbound(ports []InboundPort) []byte {
+	return marshal.MustContinuedAny(f.Head, f.rest(ports))
+}
+
+// head is the beginning of virtualInbound: the fields up to the filter chains, and the first of these.
+func (f *Frame) head() *listenerv3.Listener {
+	e := f.Env
 	port := e.inboundPort()
 	l := &listenerv3.Listener{
-		Name:                                 mesh.VirtualInbound,
-		Address:                              address(Wildcard(e.Caps), port),
+		Name:         mesh.VirtualInbound,
+		Address:      address(Wildcard(e.Caps), port),
+		FilterChains: []*listenerv3.FilterChain{e.blackhole(mesh.VirtualInbound+"-blackhole", port)},
+	}
+	if !f.In.Closed { // Envoy closes a connection for which it has no filter chain
+		l.FilterChains = append(l.FilterChains, f.chains(f.In.Unknown)...)
+	}
+	return l
+}
+
+// rest is what follows head: the filter chains of a workload's ports, and the fields after these.
+func (f *Frame) rest(ports []InboundPort) *listenerv3.Listener {
+	e := f.Env
+	port := e.inboundPort()
+	l := &listenerv3.Listener{
 		AdditionalAddresses:                  e.additional(Wildcard(e.Caps), port),
 		ListenerFiltersTimeout:               e.detectionTimeout(),
 		ContinueOnListenerFiltersTimeout:     true,
 		TrafficDirection:                     corev3.TrafficDirection_INBOUND,
 		MaxConnectionsToAcceptPerSocketEvent: wrapperspb.UInt32(1),
-		FilterChains:                         []*listenerv3.FilterChain{e.blackhole(mesh.VirtualInbound+"-blackhole", port)},
+		AccessLog:                            f.Log,
+		Transparent:                          e.transparent(),
 	}
 	noTLS, noHTTP := []uint32{port}, []uint32{port}
-	ports := append([]InboundPort{in.Unknown}, in.Ports...)
-	if in.Closed {
-		ports = nil // Envoy closes a connection for which it has no filter chain
-	} else {
-		l.AccessLog = e.listenerLog() // not of a closed one, which replaces a listener that Envoy has refused, maybe for its log
-	}
 	for _, p := range ports {
-		if p.Port == port {
+		if p.Port == port || f.In.Closed {
 			continue // the blackhole: connections to it would be forwarded to the listener itself
 		}
-		for _, c := range e.chains(p) {
-			l.FilterChains = append(l.FilterChains, e.inboundChain(in, p, c))
-		}
-		if p.Port == 0 {
-			continue
-		}
+		l.FilterChains = append(l.FilterChains, f.chains(p)...)
 		if p.Protocol != mesh.Auto || p.Mode == mesh.Strict {
 			noHTTP = append(noHTTP, p.Port) // no filter chain depends on the detected HTTP version
 		}
@@ -171,7 +223,6 @@ func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
 			noTLS = append(noTLS, p.Port)
 		}
 	}
-	l.Transparent = e.transparent()
 	l.ListenerFilters = append(e.originalAddresses(), tlsInspector(noTLS...))
 	if e.Caps.Has(mesh.HTTPInspector) {
 		l.ListenerFilters = append(l.ListenerFilters, httpInspector(noHTTP...))
@@ -179,9 +230,10 @@ func VirtualInbound(in Inbound, e Env) *listenerv3.Listener {
 	return l
 }
 
-// BoundInbound returns the listener of one port that binds to an address, to which clients connect. Who is let in is decided as in
+// Bound returns the listener of one port that binds to an address, to which clients connect. Who is let in is decided as in
 // virtualInbound. [control-plane 1.9.23]
-func BoundInbound(in Inbound, p InboundPort, e Env) *listenerv3.Listener {
+func (f *Frame) Bound(p InboundPort) *listenerv3.Listener {
+	e := f.Env
 	l := &listenerv3.Listener{
 		Name:                                 p.name(e.Caps),
 		Address:                              address(p.Bind, p.Port),
@@ -190,16 +242,14 @@ func BoundInbound(in Inbound, p InboundPort, e Env) *listenerv3.Listener {
 		TrafficDirection:                     corev3.TrafficDirection_INBOUND,
 		MaxConnectionsToAcceptPerSocketEvent: wrapperspb.UInt32(1),
 	}
-	if in.Closed {
+	if f.In.Closed {
 		chain := e.blackhole(l.Name+"-blackhole", p.Port)
 		chain.FilterChainMatch = nil
 		l.FilterChains = []*listenerv3.FilterChain{chain}
 		return l
 	}
-	l.AccessLog = e.listenerLog()
-	for _, c := range e.chains(p) {
-		l.FilterChains = append(l.FilterChains, e.inboundChain(in, p, c))
-	}
+	l.AccessLog = f.Log
+	l.FilterChains = f.chains(p)
 	if p.Protocol == mesh.Auto || p.Mode != mesh.Disable || p.TLS != nil {
 		l.ListenerFilters = append(l.ListenerFilters, tlsInspector())
 	}
@@ -209,39 +259,63 @@ func BoundInbound(in Inbound, p InboundPort, e Env) *listenerv3.Listener {
 	return l
 }
 
-func (e Env) inboundChain(in Inbound, p InboundPort, c chain) *listenerv3.FilterChain {
-	match := &listenerv3.FilterChainMatch{TransportProtocol: c.transport, ApplicationProtocols: c.alpn}
-	name, prefix := mesh.VirtualInbound, mesh.InboundPassthroughCluster
-	if c.as == asHTTP {
-		name, prefix = mesh.VirtualInbound+"-catchall-http", mesh.InboundPassthroughCluster+";"
+// chains returns the filter chains of a port. Those with equal filters share them.
+func (f *Frame) chains(p InboundPort) []*listenerv3.FilterChain {
+	rows := f.Env.chains(p)
+	out := make([]*listenerv3.FilterChain, 0, len(rows))
+	var made [2][2][]*listenerv3.Filter // by handling and side
+	for _, c := range rows {
+		side := 0
+		if c.ends == endsMesh && (f.Env.measured() || f.Env.tells()) {
+			side = 1
+		}
+		filters := &made[c.as][side]
+		if *filters == nil {
+			*filters = f.filters(p, c)
+		}
+		out = append(out, f.chain(p, c, *filters))
 	}
+	return out
+}
+
+// filters returns the filters of a chain.
+func (f *Frame) filters(p InboundPort, c chain) []*listenerv3.Filter {
+	mutual := c.ends == endsMesh
+	prefix := p.Cluster
+	if c.as == asHTTP {
+		prefix = mesh.InboundPassthroughCluster + ";"
+		if p.Cluster != mesh.InboundPassthroughCluster {
+			prefix = "inbound_" + p.name(f.Env.Caps) + ";"
+		}
+		return []*listenerv3.Filter{f.http(prefix, p, mutual)}
+	}
+	t := p.TCP
+	t.Cluster, t.Protocol = p.Cluster, p.Protocol
+	return slices.Concat(f.In.Authorization.TCP, f.Env.tcpFilters(prefix, t, p.side(mutual, false)))
+}
+
+func (f *Frame) chain(p InboundPort, c chain, filters []*listenerv3.Filter) *listenerv3.FilterChain {
+	match := &listenerv3.FilterChainMatch{TransportProtocol: c.transport, ApplicationProtocols: c.alpn}
 	if p.Port != 0 {
 		match.DestinationPort = wrapperspb.UInt32(p.Port)
 	}
-	if p.Cluster != mesh.InboundPassthroughCluster {
-		name = p.name(e.Caps)
-		prefix = p.Cluster
-		if c.as == asHTTP {
-			prefix = "inbound_" + name + ";"
-		}
+	name := mesh.VirtualInbound
+	switch {
+	case p.Cluster != mesh.InboundPassthroughCluster:
+		name = p.name(f.Env.Caps)
+	case c.as == asHTTP:
+		name += "-catchall-http"
 	}
-	out := &listenerv3.FilterChain{Name: name, FilterChainMatch: match}
-	if c.as == asHTTP {
-		out.Filters = []*listenerv3.Filter{e.inboundHTTP(prefix, p, in.Authorization.HTTP, c.ends == endsMesh)}
-	} else {
-		t := p.TCP
-		t.Cluster, t.Protocol = p.Cluster, p.Protocol
-		out.Filters = slices.Concat(in.Authorization.TCP, e.tcpFilters(prefix, t, p.side(c.ends == endsMesh, false)))
-	}
+	out := &listenerv3.FilterChain{Name: name, FilterChainMatch: match, Filters: filters}
 	switch c.ends {
 	case endsOwn:
 		of := GatewayChain{TLS: p.TLS}
 		if c.as == asHTTP {
 			of.Routes = p.Cluster // what of HTTP is offered
 		}
-		out.TransportSocket = e.endTLS(of, nil)
+		out.TransportSocket = f.Env.endTLS(of, nil)
 	case endsMesh:
-		out.TransportSocket = e.terminate(in.TrustDomains)
+		out.TransportSocket = f.MutualTLS
 	case endsNone:
 	}
 	return out
