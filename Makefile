@@ -92,7 +92,7 @@ unit: tools ## the tests of single packages, and the rules of the architecture
 # slower: `make race` runs them without it.
 SERIAL = TestAgreesWithEnvoy TestDecisionsAreIstios TestEveryFieldIsAppliedOrNamed \
 	TestEveryFieldOfTheGatewayAPIIsAppliedOrNamed TestEveryObservedInjection TestEveryOrderOfRequestsAndViews \
-	TestFindsBrokenRules TestInjectingTwiceChangesNothing TestInjectingTwiceChangesNothingWhateverIsSet \
+	TestFindsBrokenRules TestGolden TestInjectingTwiceChangesNothing TestInjectingTwiceChangesNothingWhateverIsSet \
 	TestProblemsAreLoggedAsFromScratch TestSilentFieldIsDetected TestThePageAgreesWithTheSimulation \
 	TestWhatIsRememberedChangesNothing
 # Random tests, with a subtest for each seed: `make race` runs all seeds without the race detector, and the first three with it.
