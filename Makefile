@@ -25,14 +25,14 @@ FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
 UNIT = $(if $(shell command -v $${CC:-cc} 2>/dev/null),race,unit)
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools kube before deps demo demo-kube cast test check lint fmt vet unit race e2e test-charts test-prometheus test-conformance soak bench bench-matrix fuzz docs golden golden-charts charts images deb rpm release clean
+.PHONY: help build tools kube before deps demo demo-kube cast test check lint fmt vet unit race e2e test-charts test-prometheus test-conformance soak bench bench-matrix pgo fuzz docs golden golden-charts charts images deb rpm release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build pilot-agent, pilot-discovery and pilotctl (and the sample app) into bin/
 	@mkdir -p bin
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ ./cmd/... ./samples/app
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -pgo=hack/pgo/pilot-discovery.pgo -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ ./cmd/... ./samples/app
 
 tools: ## fetch the pinned Envoy into .tools/ (ENVOY=/path overrides it)
 	@hack/tools.sh
@@ -128,6 +128,9 @@ bench: tools build ## the benchmarks of test/bench, and 100 streams under load (
 	$(GO) test -run '^$$' -bench . -benchmem ./test/bench/...
 	$(GO) test -run '^$$' -bench 'Certificates|WithoutDiscovery' -benchtime 1x -timeout 20m ./test/e2e
 	$(GO) run ./test/xdsload -streams 100 -services 200 $(XDSLOAD_FLAGS)
+
+pgo: build ## profile pilot-discovery under load; the compiler optimizes by that (some minutes, writes hack/pgo/)
+	@hack/pgo.sh
 
 bench-matrix: build ## tables of test/xdsload with up to 5,000 streams, as Markdown (XDSLOAD_MATRIX gives other runs)
 	$(GO) run ./test/xdsload -matrix "$(or $(XDSLOAD_MATRIX),standard)" $(XDSLOAD_FLAGS)

@@ -15,7 +15,7 @@ fi
 
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
-CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags grpcnotrace -ldflags "-s -w -X main.version=$version" -o "$stage/pilot-agent" ./cmd/pilot-agent
+CGO_ENABLED=0 go build -trimpath -buildvcs=false -pgo=hack/pgo/pilot-discovery.pgo -tags grpcnotrace -ldflags "-s -w -X main.version=$version" -o "$stage/pilot-agent" ./cmd/pilot-agent
 cp "$envoy" "$stage/envoy"
 cp deploy/packages/{istio-start.sh,istio.service,sidecar.env} LICENSE "$stage/"
 SOURCE_DATE_EPOCH=$epoch "$stage/pilot-agent" collateral --man -o "$stage/man"

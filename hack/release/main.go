@@ -149,7 +149,7 @@ func (r *release) platform(ctx context.Context, arch, work, dist string) error {
 // path, the caller's flags and experiments, and the level of the instruction set.
 func (r *release) build(ctx context.Context, arch, dir string) error {
 	args := []string{
-		"build", "-trimpath", "-buildvcs=false", "-mod=readonly", "-tags", "grpcnotrace",
+		"build", "-trimpath", "-buildvcs=false", "-mod=readonly", "-pgo=hack/pgo/pilot-discovery.pgo", "-tags", "grpcnotrace",
 		"-ldflags", "-s -w -buildid= -X main.version=" + r.version, "-o", dir + "/",
 	}
 	for _, p := range programs {

@@ -32,8 +32,12 @@ var binary = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "pilot-agent")
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "grpcnotrace", "-ldflags", "-s -w -X main.version=v1.2.3", "-o", path,
-		"github.com/pilothouse/pilothouse/cmd/pilot-agent")
+	mod, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the module: %w", err)
+	}
+	cmd := exec.Command("go", "build", "-C", filepath.Dir(strings.TrimSpace(string(mod))), "-trimpath", "-buildvcs=false", "-pgo=hack/pgo/pilot-discovery.pgo", "-tags", "grpcnotrace", "-ldflags", "-s -w -X main.version=v1.2.3", "-o", path,
+		"./cmd/pilot-agent")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build pilot-agent: %w\n%s", err, out)

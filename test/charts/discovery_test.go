@@ -77,7 +77,7 @@ func (c *cluster) requestsOf(t *testing.T, account string, from int) (all []aske
 // pilotDiscovery is the path of the program, built once.
 var pilotDiscovery = sync.OnceValues(func() (string, error) {
 	path := filepath.Join(scratch, "pilot-discovery")
-	c := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "grpcnotrace", "-o", path, "./cmd/pilot-discovery") // as make build does, for its cache
+	c := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-pgo=hack/pgo/pilot-discovery.pgo", "-tags", "grpcnotrace", "-o", path, "./cmd/pilot-discovery") // as make build does, for its cache
 	c.Dir, c.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := c.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build pilot-discovery: %w\n%s", err, out)

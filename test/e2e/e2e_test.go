@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 
 // build makes the programs and finds Envoy.
 func build(bin string) error {
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "grpcnotrace", "-o", bin+"/", "./cmd/...", "./samples/app")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-pgo=hack/pgo/pilot-discovery.pgo", "-tags", "grpcnotrace", "-o", bin+"/", "./cmd/...", "./samples/app")
 	cmd.Dir, cmd.Stderr, cmd.Env = root, os.Stderr, append(os.Environ(), "CGO_ENABLED=0")
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("build the programs: %w", err)
