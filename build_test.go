@@ -16,7 +16,7 @@ import (
 
 // This file is about how the programs are built.
 
-// buildProfile is the profile by which the compiler optimizes. hack/pgo.sh writes it.
+// buildProfile is the profile by which the compiler optimizes. "make pgo" writes it.
 const buildProfile = "hack/pgo/pilot-discovery.pgo"
 
 // One build that differed from the others would compile all packages again, and tests would not test what is released.
@@ -116,6 +116,6 @@ func TestBuildProfileIsCurrent(t *testing.T) {
 		}
 	}
 	if len(seen) < 100 || found < len(seen)*3/4 {
-		t.Errorf("%s names %d functions of this module, of which %d are in the source: run hack/pgo.sh", buildProfile, len(seen), found)
+		t.Errorf(`%s names %d functions of this module, of which %d are in the source: run "make pgo"`, buildProfile, len(seen), found)
 	}
 }
