@@ -125,17 +125,21 @@ type Encoder struct {
 
 	lines []line // in order of keys
 	at    map[object.Key]int
+	text  []byte // what was returned last
 }
 
-// line is a cached object. Its text is a part of what was returned last, so that there is one copy of it.
+// line is a cached object. There is one copy of its text.
 type line struct {
 	object *object.Object
-	text   []byte
+	// text is what has been encoded since the last set; nil where the Encoder's text has it.
+	text []byte
+	// from and size are the place in the Encoder's text, in bytes.
+	from, size int
 }
 
 // Encode encodes a set. An object with the same address as in the previous call is not encoded
-// again. Secrets are omitted. The text must not be changed. It returns an error if an object exceeds 4 MiB or
-// the set MaxBytes.
+// again. Secrets are omitted. The text must not be changed, and the next call overwrites it. It returns an error if an object
+// exceeds 4 MiB or the set MaxBytes.
 func (e *Encoder) Encode(written time.Time, place string, objects []*object.Object) ([]byte, error) {
 	if err := e.update(objects); err != nil {
 		return nil, err
@@ -151,7 +155,7 @@ func (e *Encoder) Encode(written time.Time, place string, objects []*object.Obje
 	last, records = append(last, keys...), records+sets
 	size := len(last)
 	for i := range e.lines {
-		size += len(e.lines[i].text)
+		size += e.lines[i].size
 	}
 	if size > MaxBytes-4096 {
 		return nil, fmt.Errorf("encode %d objects: %d bytes, want at most %d", len(e.lines), size, MaxBytes-4096)
@@ -160,17 +164,46 @@ func (e *Encoder) Encode(written time.Time, place string, objects []*object.Obje
 	if err != nil {
 		return nil, fmt.Errorf("encode configuration: %w", err)
 	}
+	first = append(first, '\n')
 	begin := len(header(nil))
-	text := append(make([]byte, begin, begin+len(first)+1+size), first...)
-	text = append(text, '\n')
-	for i := range e.lines {
-		from := len(text)
-		text = append(text, e.lines[i].text...)
-		e.lines[i].text = slices.Clip(text[from:])
+	from := begin + len(first)
+	e.layOut(from, from+size)
+	copy(e.text[begin:], first)
+	copy(e.text[from+size-len(last):], last)
+	copy(e.text, header(e.text[begin:]))
+	return e.text, nil
+}
+
+// layOut makes the text size bytes long, with the lines beginning at from. It moves them within the text where that has
+// room, since a set of which little changes is encoded again and again.
+func (e *Encoder) layOut(from, size int) {
+	old := e.text
+	if cap(old) < size || cap(old)/2 > size {
+		e.text = make([]byte, size, size+size/16)
 	}
-	text = append(text, last...)
-	copy(text, header(text[begin:]))
-	return text, nil
+	e.text = e.text[:size]
+	// The lines keep their order. Those that move to the front go first, the frontmost before all others, and then the
+	// rest, from the back: so none is overwritten before it has moved.
+	at := from
+	for i := range e.lines {
+		l := &e.lines[i]
+		if l.text == nil && at <= l.from {
+			copy(e.text[at:], old[l.from:l.from+l.size])
+			l.from = at
+		}
+		at += l.size
+	}
+	for i := range slices.Backward(e.lines) {
+		l := &e.lines[i]
+		at -= l.size
+		if l.text != nil {
+			copy(e.text[at:], l.text)
+			l.text = nil
+		} else if at > l.from {
+			copy(e.text[at:], old[l.from:l.from+l.size])
+		}
+		l.from = at
+	}
 }
 
 // allocatedAtOnce is how many addresses one record has, so that no line is too long.
@@ -285,7 +318,7 @@ func (l *line) set(o *object.Object) error {
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", o.Key, err)
 	}
-	*l = line{object: o, text: text}
+	*l = line{object: o, text: text, size: len(text)}
 	return nil
 }
 
