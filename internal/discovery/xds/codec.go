@@ -64,11 +64,24 @@ const (
 // what is shared.
 const maxCopied = 2048
 
-// encode lays the response out as slices, once: what is the stream's own in a new buffer, and after it the
+// maxPooled is the size of what is a stream's own of a response, in bytes, up to which its buffer is reused once it has been
+// written. Of the many streams that a change is sent to nearly all have such a response.
+const maxPooled = 4096
+
+// own are the buffers of what are streams' own. gRPC does not reuse any that are smaller than a kilobyte.
+var own = mem.NewTieredBufferPool(1<<10, 2<<10, maxPooled)
+
+// encode lays the response out as slices, once: what is the stream's own in a buffer, and after it the
 // resources' shared bytes, or the copies of few.
 func (r *response) encode() mem.BufferSlice {
 	copied := r.resourcesSize(maxCopied)
-	head := make([]byte, 0, r.headSize()+copied)
+	size := r.headSize() + copied
+	var pool mem.BufferPool = own
+	if size > maxPooled {
+		pool = mem.NopBufferPool{}
+	}
+	buffer := pool.Get(size)
+	head := (*buffer)[:0]
 	head = appendBytes(head, fieldVersion, strconv.FormatUint(r.Generation, 10))
 	head = appendBytes(head, fieldTypeURL, r.Type.URL())
 	head = appendBytes(head, fieldNonce, r.Nonce)
@@ -87,7 +100,8 @@ func (r *response) encode() mem.BufferSlice {
 		}
 		r.Upserts = nil
 	}
-	out := appendFrames(mem.BufferSlice{mem.SliceBuffer(head)}, r.Upserts, r.from, r.delta)
+	*buffer = head
+	out := appendFrames(mem.BufferSlice{mem.NewBuffer(buffer, pool)}, r.Upserts, r.from, r.delta)
 	// The list may be of this stream alone, and gRPC keeps the response until there is room in the proxy's window.
 	r.Upserts = nil
 	r.size = out.Len()
