@@ -120,9 +120,13 @@ func (s *stream) open(ctx context.Context) error {
 
 // dial connects, and opens a stream on which nothing has been sent.
 func (s *stream) dial(ctx context.Context) error {
-	const bufferSize = 32 << 10
+	const (
+		bufferSize = 32 << 10
+		window     = 1 << 20 // as agents have, ours and Istio's; Envoy, too, has a window that does not adapt
+	)
 	conn, err := grpc.NewClient("passthrough:///"+s.fleet.address, grpc.WithTransportCredentials(s.creds),
 		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize),
+		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(clientCodec{encoding.GetCodecV2("proto")}), grpc.MaxCallRecvMsgSize(1<<30), grpc.WaitForReady(true)))
 	if err != nil {
 		return err

@@ -81,6 +81,11 @@ const (
 	// bufferSize is the size of each connection's buffers in bytes: messages are rare, and larger ones
 	// bypass them.
 	bufferSize = 4 << 10
+	// upstreamWindow and socketWindow are how much of a message is on its way before it is read, in bytes. With windows
+	// that gRPC adapts, a ping follows nearly every message, which the other side has to answer: it doubles the packets of a
+	// change. Istio's agent has the same window towards its control plane.
+	upstreamWindow = 1 << 20
+	socketWindow   = 256 << 10
 )
 
 // Proxy listens on the socket from New on, and serves it while Run runs.
@@ -112,6 +117,7 @@ func New(c Config) (*Proxy, error) {
 	p.stats.lost.log, p.stats.lost.upstream = c.Log, c.Upstream
 	p.server = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(p.relay), grpc.MaxRecvMsgSize(maxRequest),
 		grpc.Creds(peers{}), grpc.WaitForHandlers(true), grpc.ReadBufferSize(bufferSize), grpc.WriteBufferSize(bufferSize),
+		grpc.StaticStreamWindowSize(socketWindow), grpc.StaticConnWindowSize(socketWindow),
 		// The usual pools would keep a megabyte for whatever is larger than 32 KiB, such as
 		// an Envoy's first request or a route configuration: nothing is pooled here, on
 		// either side, since seconds to days lie between two messages.
@@ -122,6 +128,7 @@ func New(c Config) (*Proxy, error) {
 			Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.3, MaxDelay: 3 * time.Second}}),
 		grpc.WithDisableRetry(), grpc.WithIdleTimeout(0),
 		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize),
+		grpc.WithStaticStreamWindowSize(upstreamWindow), grpc.WithStaticConnWindowSize(upstreamWindow),
 		experimental.WithBufferPool(mem.NopBufferPool{}))
 	if err != nil {
 		_ = l.Close()
