@@ -101,14 +101,23 @@ func pilotctlPath() string { return filepath.Join(filepath.Dir(programs.Agent), 
 // in runs a shell command in a Pod and returns what it prints.
 func in(t *testing.T, pod, script string) string {
 	t.Helper()
+	out, err := tryIn(pod, script)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// tryIn is in for what may fail.
+func tryIn(pod, script string) (string, error) {
 	var stderr bytes.Buffer
 	cmd := exec.Command(pilotctlPath(), "exec", pod, "--", "bash", "-c", script)
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("in %s: %v\n%s%s", pod, err, out, stderr.String())
+		err = fmt.Errorf("in %s: %w\n%s%s", pod, err, out, stderr.String())
 	}
-	return string(out)
+	return string(out), err
 }
 
 // request is a shell command that makes an HTTP request, without a program that a machine may lack.
