@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/nftables"
@@ -89,11 +91,7 @@ func explainIsTrue(t *testing.T, backend capture.BackendOptions) {
 				}
 				return err
 			})
-			d := &draw{r: rand.New(rand.NewPCG(uint64(i), wait.Seed(t, 9))), o: o, rules: rules, hits: map[string]int{}, packets: packetsOfOthers}
-			if i == 0 {
-				d.packets = packetsOfFirst
-			}
-			l.checkPackets(t, d)
+			l.checkPackets(t, packetsOf(t, i, o, rules))
 			if backend.Native {
 				l.checkHits(t, rules, c.never)
 			} else {
@@ -101,6 +99,27 @@ func explainIsTrue(t *testing.T, backend capture.BackendOptions) {
 			}
 		})
 	}
+}
+
+// labPackets are those of each plan, once they have been drawn: they are the same for all backends.
+var labPackets = make([]struct {
+	once sync.Once
+	list []labPacket
+}, len(labPlans))
+
+// packetsOf returns the packets of a plan.
+func packetsOf(t *testing.T, i int, o plan.Options, rules plan.Ruleset) []labPacket {
+	seed := wait.Seed(t, 9)
+	labPackets[i].once.Do(func() {
+		d := &draw{r: rand.New(rand.NewPCG(uint64(i), seed)), o: o, explain: plan.NewExplainer(rules), hits: map[string]int{}, packets: packetsOfOthers}
+		if i == 0 {
+			d.packets = packetsOfFirst
+		}
+		for d.sent < d.packets {
+			labPackets[i].list = append(labPackets[i].list, d.next())
+		}
+	})
+	return labPackets[i].list
 }
 
 // labPacket is a packet with its sender and the expected verdict.
@@ -112,10 +131,10 @@ type labPacket struct {
 
 // draw draws packets until every rule has matched.
 type draw struct {
-	r     *rand.Rand
-	o     plan.Options
-	rules plan.Ruleset
-	hits  map[string]int
+	r       *rand.Rand
+	o       plan.Options
+	explain *plan.Explainer
+	hits    map[string]int
 	// packets is how many there will be, sent how many there were.
 	packets, sent int
 }
@@ -130,7 +149,7 @@ func (d *draw) next() labPacket {
 	least := enough
 	for tries := range 400 {
 		p := d.random()
-		p.verdict = plan.Explain(d.rules, p.Packet)
+		p.verdict = d.explain.Explain(p.Packet)
 		met := enough
 		for _, s := range p.verdict.Steps {
 			if s.Holds {
@@ -289,16 +308,16 @@ func farOff(a netip.Addr) bool {
 	return false
 }
 
-func (l *lab) checkPackets(t *testing.T, d *draw) {
-	const batch = 50
-	for d.sent < d.packets {
+func (l *lab) checkPackets(t *testing.T, all []labPacket) {
+	sent := 0
+	for batch := range slices.Chunk(all, 50) {
 		packets := map[uint32]labPacket{}
 		byPod := map[string][]uint32{}
-		for range batch {
-			p := d.next()
+		for _, p := range batch {
+			sent++
 			id := uint32(p.From.Port())
 			if p.Protocol != "tcp" {
-				id = uint32(1<<20 + d.sent)
+				id = uint32(1<<20 + sent)
 			}
 			packets[id] = p
 			byPod[p.by] = append(byPod[p.by], id)

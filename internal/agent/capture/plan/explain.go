@@ -73,9 +73,37 @@ type Evaluation struct {
 // Explain evaluates the rules for a packet as the kernel does: raw, mangle and nat, of which nat sees
 // new connections only. A packet sent on loopback is also received there, so the prerouting rules of raw
 // and mangle see it too.
-func Explain(r Ruleset, p Packet) Verdict {
+func Explain(r Ruleset, p Packet) Verdict { return NewExplainer(r).Explain(p) }
+
+// Explainer is Explain for many packets and the same rules, whose texts it makes once. It is not for concurrent use.
+type Explainer struct {
+	rules Ruleset
+	texts map[place]string
+}
+
+// place is that of a rule, or of one of its matches; match is -1 for the rule.
+type place struct {
+	table, chain string
+	rule, match  int
+}
+
+// NewExplainer returns an Explainer of rules, which must not change.
+func NewExplainer(r Ruleset) *Explainer { return &Explainer{r, map[place]string{}} }
+
+// text is what a rule or a match says.
+func (x *Explainer) text(at place, what fmt.Stringer) string {
+	s, ok := x.texts[at]
+	if !ok {
+		s = what.String()
+		x.texts[at] = s
+	}
+	return s
+}
+
+// Explain evaluates the rules for a packet.
+func (x *Explainer) Explain(p Packet) Verdict {
 	p.State = cmp.Or(p.State, "new")
-	e := evaluator{rules: r, p: p, verdict: Verdict{Outcome: Passes}}
+	e := evaluator{Explainer: x, p: p, verdict: Verdict{Outcome: Passes}}
 	if !p.Outbound {
 		e.hook(hookPrerouting, p.State == "new")
 	} else if e.hook(hookOutput, p.State == "new") && e.p.Interface == "lo" {
@@ -88,7 +116,7 @@ func Explain(r Ruleset, p Packet) Verdict {
 
 // evaluator holds a packet as the rules have changed it so far, and the verdict so far.
 type evaluator struct {
-	rules   Ruleset
+	*Explainer
 	p       Packet
 	verdict Verdict
 }
@@ -132,9 +160,9 @@ func (e *evaluator) routedHere() bool {
 // chain evaluates a chain and reports whether its table is done with the packet.
 func (e *evaluator) chain(table Table, c Chain) bool {
 	for i, r := range c.Rules {
-		evaluation := Evaluation{Table: table.Name, Chain: c.Name, Number: i + 1, Rule: r.String(), Holds: true}
+		evaluation := Evaluation{Table: table.Name, Chain: c.Name, Number: i + 1, Rule: e.text(place{table.Name, c.Name, i, -1}, r), Holds: true}
 		if at := slices.IndexFunc(r.Matches, func(m Match) bool { return !m.holds(e.p) }); at >= 0 {
-			evaluation.Holds, evaluation.Because = false, r.Matches[at].String()
+			evaluation.Holds, evaluation.Because = false, e.text(place{table.Name, c.Name, i, at}, r.Matches[at])
 		}
 		e.verdict.Steps = append(e.verdict.Steps, evaluation)
 		if !evaluation.Holds {
