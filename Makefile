@@ -15,8 +15,10 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 export ENVOY
 
 # Packages whose tests start real Envoys or need network namespaces: run without the race detector, once everything else is
-# known to be good. They wait more than they compute, so two run at a time.
+# known to be good.
 SLOW = ./test/... ./internal/lab/...
+# Tests wait as much as they compute: this many packages run at a time, which is more than the processors of a small machine.
+AT_A_TIME = 3
 # The conformance suite is a target of its own.
 CONFORMANCE = $(shell $(GO) list ./test/kube/conformance)
 FAST = $(shell $(GO) list ./... | grep -vE "/test/|/internal/lab/")
@@ -107,10 +109,10 @@ WITHOUT_RACE = $(shell grep -rlE --include='*_test.go' '^func ($(subst $() ,|,$(
 race: tools ## the same under the race detector (needs a C compiler)
 	@$(GO) test -count=1 -timeout 10m .
 	@$(GO) test -count=1 -timeout 10m -run '$(call any,$(SERIAL) $(SEEDS))' $(WITHOUT_RACE)
-	@$(GO) test -race -count=1 -timeout 15m -skip '$(call any,$(SERIAL))|$(call any,$(SEEDS))/^([3-9]|[1-9][0-9]+)$$' $(filter-out $(shell $(GO) list .),$(FAST))
+	@$(GO) test -race -count=1 -p $(AT_A_TIME) -timeout 15m -skip '$(call any,$(SERIAL))|$(call any,$(SEEDS))/^([3-9]|[1-9][0-9]+)$$' $(filter-out $(shell $(GO) list .),$(FAST))
 
 e2e: tools kube before build deps ## end-to-end tests: real Envoys in network namespaces (needs root)
-	$(GO) test -count=1 -p 2 -timeout 40m $(filter-out $(CONFORMANCE),$(shell $(GO) list $(SLOW)))
+	$(GO) test -count=1 -p $(AT_A_TIME) -timeout 40m $(filter-out $(CONFORMANCE),$(shell $(GO) list $(SLOW)))
 
 test-charts: kube ## the tests of the Helm charts, a module of its own with Helm's library
 	$(GO) test -C test/charts -count=1 -timeout 15m ./...

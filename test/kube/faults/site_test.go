@@ -292,10 +292,11 @@ func (s site) load(t *testing.T) *traffic {
 			continue
 		}
 		one := load.New(context.WithoutCancel(t.Context()), p.Dial)
-		// The app in the shopper's Pod calls the web once for each of these; its connections stay.
-		one.KeepAlive("127.0.0.1:8080", 3, 25*time.Millisecond)
+		// The app in the shopper's Pod calls the web once for each of these; its connections stay. What the tests break would take
+		// seconds to be whole again: requests need not be many to notice.
+		one.KeepAlive("127.0.0.1:8080", 3, 100*time.Millisecond)
 		// These are redirected to the shopper's Envoy.
-		one.Churn("web:8080", 2, 50*time.Millisecond)
+		one.Churn("web:8080", 2, 100*time.Millisecond)
 		l.loads = append(l.loads, one)
 	}
 	t.Cleanup(func() {
