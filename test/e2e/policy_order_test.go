@@ -173,12 +173,11 @@ func watchPauses() (stop func() time.Duration) {
 	ctx, cancel := context.WithCancel(context.Background())
 	longest := make(chan time.Duration)
 	go func() {
-		const every = 5 * time.Millisecond
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
 		var most time.Duration
-		for last := time.Now(); ctx.Err() == nil; {
-			time.Sleep(every)
-			now := time.Now()
-			most, last = max(most, now.Sub(last)-every), now
+		for ctx.Err() == nil {
+			most = max(most, time.Since(<-tick.C))
 		}
 		longest <- most
 	}()
