@@ -76,7 +76,7 @@ var own = mem.NewTieredBufferPool(1<<10, 2<<10, maxPooled)
 func (r *response) encode() mem.BufferSlice {
 	copied := r.resourcesSize(maxCopied)
 	size := r.headSize() + copied
-	var pool mem.BufferPool = own
+	pool := own
 	if size > maxPooled {
 		pool = mem.NopBufferPool{}
 	}
