@@ -295,9 +295,13 @@ type Sub struct {
 	next     time.Time      // when the stream must be woken at the latest; zero for never
 	seq      uint64
 	applied  uint64 // generation
-	woken    time.Time
-	hosts    separateHosts
-	out      []Effect
+	// pending are the types of which something was to be sent or answered after the last Step with a view, and begins says
+	// whether the client was still to ask for some: what is reported of the client rests on these.
+	pending [numTypes]bool
+	begins  bool
+	woken   time.Time
+	hosts   separateHosts
+	out     []Effect
 }
 
 // NewSub starts a stream, of the delta protocol or of state-of-the-world. It shares what it computes

@@ -8,12 +8,12 @@ import (
 // Progress says whether the client has answered everything that it shall have of the view, and whether
 // it refuses nothing of that. A client that does not have what it asked for has not answered.
 func (s *Sub) Progress() (answered, applied bool) {
-	if s.cur == nil || s.starting() || s.warming.owed > 0 {
+	if s.cur == nil || s.begins || s.warming.owed > 0 {
 		return false, false
 	}
 	applied = true
 	for t := range numTypes {
-		if s.outstanding(t) {
+		if s.pending[t] {
 			return false, false
 		}
 		applied = applied && len(s.states[t].refused) == 0
@@ -23,13 +23,17 @@ func (s *Sub) Progress() (answered, applied bool) {
 
 // outstanding says whether something of a type is to be sent, or to be answered by the client.
 func (s *Sub) outstanding(t Type) bool {
-	return s.states[t].flight != nil || s.pendingUpserts(t) || s.pendingRemovals(t)
+	c := &s.states[t]
+	if c.flight != nil || !c.asked || s.level(t) {
+		return c.flight != nil
+	}
+	return s.pendingUpserts(t) || s.pendingRemovals(t)
 }
 
 // Synced says whether the client has asked for a type and has accepted all of it that it shall have.
 func (s *Sub) Synced(t Type) bool {
 	c := &s.states[t]
-	return s.cur != nil && c.asked && len(c.refused) == 0 && !s.outstanding(t)
+	return s.cur != nil && c.asked && len(c.refused) == 0 && !s.pending[t]
 }
 
 // Refused are the names of the resources of a type that the client refuses in the version that it was

@@ -39,6 +39,10 @@ func (s *Sub) flush() {
 	}
 	s.endWaits()
 	s.scheduleWake(sooner(s.next, s.reportStuck()))
+	s.begins = s.starting()
+	for t := range numTypes {
+		s.pending[t] = s.outstanding(t)
+	}
 	s.reportApplied()
 }
 
@@ -663,12 +667,11 @@ func (s *Sub) mayRemove(of Type) bool {
 
 // reportApplied reports when the client has asked for all of the view and accepted it.
 func (s *Sub) reportApplied() {
-	if s.starting() || s.warming.owed > 0 {
+	if s.begins || s.warming.owed > 0 {
 		return
 	}
 	for t := range numTypes {
-		c := &s.states[t]
-		if c.flight != nil || len(c.refused) > 0 || s.pendingUpserts(t) || s.pendingRemovals(t) {
+		if s.pending[t] || len(s.states[t].refused) > 0 {
 			// Of a client that now asks for more, say.
 			s.applied = 0
 			return
