@@ -105,11 +105,15 @@ any = ^($(subst $() ,|,$(strip $(1))))$$
 # what runs without it.
 WITHOUT_RACE = $(shell grep -rlE --include='*_test.go' '^func ($(subst $() ,|,$(strip $(SERIAL) $(SEEDS))))\b' cmd internal | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
+# Packages whose tests take the longest begin first, so that none of them runs alone at the end.
+LONGEST = %/cmd/pilot-agent %/cmd/pilotctl %/internal/discovery/xds %/internal/discovery/compile %/internal/discovery
+longest_first = $(filter $(LONGEST),$(1)) $(filter-out $(LONGEST),$(1))
+
 # The rules of the architecture read source: nothing in them runs concurrently.
 race: tools ## the same under the race detector (needs a C compiler)
 	@$(GO) test -count=1 -timeout 10m .
 	@$(GO) test -count=1 -timeout 10m -run '$(call any,$(SERIAL) $(SEEDS))' $(WITHOUT_RACE)
-	@$(GO) test -race -count=1 -p $(AT_A_TIME) -timeout 15m -skip '$(call any,$(SERIAL))|$(call any,$(SEEDS))/^([3-9]|[1-9][0-9]+)$$' $(filter-out $(shell $(GO) list .),$(FAST))
+	@$(GO) test -race -count=1 -p $(AT_A_TIME) -timeout 15m -skip '$(call any,$(SERIAL))|$(call any,$(SEEDS))/^([3-9]|[1-9][0-9]+)$$' $(call longest_first,$(filter-out $(shell $(GO) list .),$(FAST)))
 
 e2e: tools kube before build deps ## end-to-end tests: real Envoys in network namespaces (needs root)
 	$(GO) test -count=1 -p $(AT_A_TIME) -timeout 40m $(filter-out $(CONFORMANCE),$(shell $(GO) list $(SLOW)))
