@@ -177,9 +177,9 @@ const (
 	// maxConcurrent is how many calls a client may have open on a connection. It is above
 	// maxStreamsPerConn, so that one stream too many gets an error and does not wait.
 	maxConcurrent = 2 * maxStreamsPerConn
-	// window is how much of a stream is received before it is read, and connWindow of all streams of a connection, in bytes. The
-	// client is told of each quarter that has been read. gRPC would otherwise let them grow up to 16 MiB for fast clients.
-	window     = 256 << 10
+	// window is how much of a stream is received before it is read, in bytes: the least
+	// that gRPC allows. gRPC would otherwise let it grow up to 16 MiB for fast clients.
+	window     = 64 << 10
 	connWindow = 1 << 20
 	// maxHeaders bounds a call's headers, in bytes; tokens have a few thousand.
 	maxHeaders = 32 << 10
