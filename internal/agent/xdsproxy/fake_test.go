@@ -197,6 +197,12 @@ func proxyWith(t testing.TB, o upstream.Options, change func(*Config)) *Proxy {
 // proxyOf runs a proxy to any control plane.
 func proxyOf(t testing.TB, s discoveryv3.AggregatedDiscoveryServiceServer, change func(*Config)) *Proxy {
 	t.Helper()
+	return proxyBy(t, s, func(c credentials.TransportCredentials) credentials.TransportCredentials { return c }, change)
+}
+
+// proxyBy is proxyOf for a control plane with wrapped credentials.
+func proxyBy(t testing.TB, s discoveryv3.AggregatedDiscoveryServiceServer, wrap func(credentials.TransportCredentials) credentials.TransportCredentials, change func(*Config)) *Proxy {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -204,7 +210,7 @@ func proxyOf(t testing.TB, s discoveryv3.AggregatedDiscoveryServiceServer, chang
 	a := newAuthority(t)
 	root := filepath.Join(t.TempDir(), "root.pem")
 	a.writeTo(root)
-	g := grpc.NewServer(grpc.WaitForHandlers(true), grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*a.leaf("localhost", time.Time{})}})))
+	g := grpc.NewServer(grpc.WaitForHandlers(true), grpc.Creds(wrap(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*a.leaf("localhost", time.Time{})}}))))
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, s)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = g.Serve(l) }()

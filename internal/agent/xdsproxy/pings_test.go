@@ -3,20 +3,15 @@ package xdsproxy
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"encoding/binary"
 	"net"
-	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
-
-	"github.com/pilothouse/pilothouse/internal/agent/upstream"
 )
 
 // received is what has been received on connections.
@@ -89,25 +84,10 @@ func (c recordingCreds) Clone() credentials.TransportCredentials {
 // A response is followed by its acknowledgement, and by no ping on either connection.
 func TestNoPingsFollowMessages(t *testing.T) {
 	var upstreams, sockets received
-	a := newAuthority(t)
-	root := filepath.Join(t.TempDir(), "root.pem")
-	a.writeTo(root)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	record := func(c credentials.TransportCredentials) credentials.TransportCredentials {
+		return recordingCreds{c, &upstreams}
 	}
-	g := grpc.NewServer(grpc.WaitForHandlers(true), grpc.Creds(recordingCreds{
-		credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*a.leaf("localhost", time.Time{})}}), &upstreams}))
-	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, &plane{})
-	done := make(chan struct{})
-	go func() { defer close(done); _ = g.Serve(l) }()
-	t.Cleanup(func() { g.Stop(); <-done })
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, _ := start(t, upstream.Options{Name: "control plane", Address: "localhost:" + port, ClusterID: "Kubernetes", RootFile: root,
-		Token: func(context.Context) (string, error) { return "t", nil }})
+	p := proxyBy(t, &plane{}, record, func(*Config) {})
 
 	c, err := grpc.NewClient("passthrough:///envoy", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
