@@ -160,6 +160,7 @@ func newServer(ctx context.Context, o Options, parts multi.Options, kept *keeper
 	s.ca = ca.New(s.authority, s.limiter, o.CA.Limits, o.Log)
 	s.xds = xds.New(joiner{s.loop, o.registrar}, o.Log, s.metrics)
 	s.xds.Limit(o.Limits)
+	s.xds.BehindIf(s.mayLack)
 	s.loop.secrets = store.New()
 	s.cluster.restrict(s.loop.secrets)
 	s.xds.ServeSecrets(s.loop.secrets)

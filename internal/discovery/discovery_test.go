@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,7 +23,12 @@ import (
 )
 
 // script is a source that emits the batches that a test sends it.
-type script struct{ batches chan object.Batch }
+type script struct {
+	batches chan object.Batch
+	behind  atomic.Bool
+}
+
+func (s *script) Behind() (time.Time, bool) { return time.Now(), s.behind.Load() }
 
 func (s *script) Run(ctx context.Context, emit func(object.Batch)) error {
 	for {

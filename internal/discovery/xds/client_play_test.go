@@ -11,6 +11,7 @@ import (
 // wires joins a client and a Sub by two queues that are emptied in a random order.
 type wires struct {
 	rand    *rand.Rand
+	falls   *rand.Rand // decides when the source is behind
 	delta   bool
 	now     time.Time
 	since   time.Time // of the stream
@@ -24,12 +25,12 @@ type wires struct {
 	sent    int
 	applied uint64
 	wrong   []string
-	// separate is set if the views have virtual hosts.
-	separate bool
+	// separate is set if the views have virtual hosts, behind if the source is.
+	separate, behind bool
 }
 
 func newWires(r *rand.Rand, delta bool) *wires {
-	w := &wires{rand: r, delta: delta, client: newModelClient(delta), now: time.Unix(1e9, 0)}
+	w := &wires{rand: r, falls: rand.New(rand.NewPCG(1, 2)), delta: delta, client: newModelClient(delta), now: time.Unix(1e9, 0)}
 	w.connect()
 	return w
 }
@@ -38,7 +39,7 @@ func newWires(r *rand.Rand, delta bool) *wires {
 func (w *wires) connect() {
 	w.down, w.up, w.wake, w.applied, w.since = nil, nil, time.Time{}, 0, w.now
 	w.sub, w.checker = NewSub(w.delta, nil), newChecker(w.delta)
-	w.step(Now{T: w.now})
+	w.step(Now{T: w.now, Behind: w.behind})
 	if w.view != nil && w.rand.IntN(2) == 0 {
 		w.step(Moved{View: w.view})
 	}
@@ -74,7 +75,7 @@ func (w *wires) pass(d time.Duration) {
 	if !w.now.Before(w.wake) {
 		w.wake = time.Time{}
 	}
-	w.step(Now{T: w.now})
+	w.step(Now{T: w.now, Behind: w.behind})
 	if w.checker.bounded() || !w.now.Before(w.since.Add(holdLimit)) {
 		w.client.blind = true
 	}
@@ -101,6 +102,7 @@ func (w *wires) deliver() bool {
 
 // finish delivers everything and waits for whatever there is to wait for.
 func (w *wires) finish() {
+	w.behind = false
 	if w.checker.view != w.view {
 		w.step(Moved{View: w.view})
 	}
@@ -126,6 +128,9 @@ func (w *wires) play(views int) {
 		w.view = randomView(w.rand, uint64(g)+1, w.separate)
 		w.step(Moved{View: w.view})
 		for range w.rand.IntN(12) {
+			if w.falls.IntN(24) == 0 {
+				w.behind = !w.behind
+			}
 			switch w.rand.IntN(24) {
 			case 0:
 				w.reconnect()
@@ -148,6 +153,7 @@ func check(t *testing.T, seed uint64, delta, separate bool) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 1))
 	w := newWires(r, delta)
+	w.falls = rand.New(rand.NewPCG(seed, 2))
 	w.separate = separate
 	w.play(1 + r.IntN(8))
 	w.verify(t, fmt.Sprintf("seed %d, delta %v, separate %v", seed, delta, separate))

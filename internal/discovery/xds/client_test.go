@@ -170,7 +170,7 @@ func (c *modelClient) take(s Send) {
 func (c *modelClient) upsert(r *Resource) {
 	t := r.Type
 	old := c.have[t][r.Name]
-	if old != nil && same(old, r) && t != EDS && c.delta {
+	if old != nil && same(old, r) && t != EDS && c.delta && c.claims[t][r.Name] != "" {
 		c.fail("%s %s sent again unchanged", t, r.Name)
 	}
 	if t == EDS || t == RDS || t == ECDS {

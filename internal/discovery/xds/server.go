@@ -11,7 +11,7 @@
 // meanwhile, but for clusters, of which Envoy answers none while one warms; a listener or route
 // after the clusters that it names, with their endpoints, and after nothing else; removals last,
 // also when a client comes back from an earlier stream (streams of single types know nothing of
-// each other, and keep no order); nothing waits for a client forever; an
+// each other, and keep no order), and what such a client claims and no view has had later still; nothing waits for a client forever; an
 // assignment follows every cluster that is sent, whatever the client claims to have; nothing else
 // that a client has is sent again; what a client refused is not sent again until it changes, but
 // for listeners that could not be bound, and all else goes on, even if the client does not say
@@ -76,6 +76,7 @@ type Server struct {
 	refusals refusals
 	logLimit sharedLogLimit // of the log's lines about refused configuration
 	debug    Introspection
+	behind   func() bool
 	trust    trust
 	// credentials has the secrets; nil if none are served.
 	credentials Credentials
@@ -99,7 +100,7 @@ type Server struct {
 
 // New makes a server and registers its metrics; a nil reg registers none.
 func New(registry Registry, log *slog.Logger, reg prometheus.Registerer) *Server {
-	s := &Server{registry: registry, log: log, quota: newQuota(), firstTrust: make(chan struct{}), draining: make(chan struct{}), conns: map[string]*connection{}, guards: map[net.Conn]*guard{}, warned: map[mesh.ProxyConfigFields]bool{}}
+	s := &Server{registry: registry, log: log, behind: func() bool { return false }, quota: newQuota(), firstTrust: make(chan struct{}), draining: make(chan struct{}), conns: map[string]*connection{}, guards: map[net.Conn]*guard{}, warned: map[mesh.ProxyConfigFields]bool{}}
 	s.metrics = newMetrics(s.count, s.countStuck)
 	if reg != nil {
 		reg.MustRegister(s.metrics.all()...)
@@ -113,6 +114,10 @@ func (s *Server) Limit(l Limits) {
 	s.quota.limits.Streams = cmp.Or(l.Streams, DefaultStreams)
 	s.quota.rate.perSecond = l.StreamsPerSecond
 }
+
+// BehindIf has f say whether the configuration may lack something which other instances of the control plane know. What proxies
+// that come from these claim to have is not removed meanwhile. Call it before serving. It is called from many goroutines, and must not block.
+func (s *Server) BehindIf(f func() bool) { s.behind = f }
 
 // Register adds the discovery services, the aggregated one and those of single types, to a gRPC
 // server, which must have been made with ServerOptions. A nil auth serves anybody: for a plaintext

@@ -384,7 +384,7 @@ func (s *stream) chargeHeld(m incoming) error {
 
 // feed feeds the machine, nil being only the time, and does what it says.
 func (s *stream) feed(ev Event) error {
-	err := s.perform(s.sub.Step(Now{T: time.Now()}))
+	err := s.perform(s.sub.Step(Now{T: time.Now(), Behind: s.server.behind()}))
 	if err == nil && ev != nil {
 		err = s.perform(s.sub.Step(ev))
 	}

@@ -20,7 +20,11 @@ const maxNames = 1 << 15
 type Event interface{ event() }
 
 // Now is the time. It comes before each other event and at each Wake.
-type Now struct{ T time.Time }
+type Now struct {
+	T time.Time
+	// Behind says that the configuration may lack something which other instances of the control plane know.
+	Behind bool
+}
 
 // Moved says that View is what the client shall have from now on.
 type Moved struct{ View *View }
@@ -280,6 +284,7 @@ type Sub struct {
 	single bool
 	shared sharer
 	now    time.Time
+	behind bool // the last Now said so
 	cur    *View
 	states [numTypes]typeState
 	// warming are the clusters that were sent and are not known to be in use.
@@ -288,6 +293,8 @@ type Sub struct {
 	// unasked: the client acknowledged clusters and let a wait for their assignments pass
 	// without asking for them. It is not waited for until it asks.
 	unasked bool
+	// unknown is set while there is something that the client claims and that no view has had; nil for nearly every client.
+	unknown *unknownClaims
 	// expected is until when a client that comes from an earlier stream is expected to ask
 	// for the types that it has not asked for yet; zero of a client that starts.
 	expected time.Time
@@ -330,12 +337,13 @@ func (s *Sub) Step(ev Event) []Effect {
 	s.out = s.out[:0]
 	switch ev := ev.(type) {
 	case Now:
-		s.now = ev.T
+		s.now, s.behind = ev.T, ev.Behind
 		if s.woken.IsZero() || s.now.Before(s.woken) {
 			return nil // nothing that was waited for has come to its end
 		}
 	case Moved:
 		s.cur = ev.View
+		s.learn()
 		s.forgetRefused()
 	case *Request:
 		s.request(*ev)

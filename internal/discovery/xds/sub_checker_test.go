@@ -17,8 +17,11 @@ type checker struct {
 	now     time.Time
 	view    *View
 	records [numTypes]typeRecord
-	// returned is when the client first claimed something from an earlier stream.
-	returned time.Time
+	// returned is when the client first claimed something from an earlier stream, and claimed when it last claimed something unknown.
+	returned, claimed time.Time
+	// behind says that the source is, and wasBehind is when it last was.
+	behind    bool
+	wasBehind time.Time
 	// unsentEDS are the clusters that were sent and whose assignment was not sent after them.
 	unsentEDS map[string]string // EDS name by cluster
 	wake      time.Time
@@ -47,6 +50,10 @@ type typeRecord struct {
 	// answered says that something was sent since the stream began.
 	answered bool
 	last     string // nonce
+	// unknown are names that the client has claimed at a time and that no view has had since, free says that they may be removed.
+	unknown map[string]bool
+	claimed time.Time
+	free    bool
 }
 
 type flown struct {
@@ -85,7 +92,7 @@ type refusedVersion struct {
 func newChecker(delta bool) *checker {
 	r := &checker{delta: delta, unsentEDS: map[string]string{}, nonces: map[string]bool{}, clusters: map[string]*sentCluster{}, known: map[string]*Resource{}}
 	for t := range numTypes {
-		r.records[t] = typeRecord{names: map[string]bool{}, has: map[string]string{}, refused: map[string]refusedVersion{}, anew: map[string]bool{}}
+		r.records[t] = typeRecord{names: map[string]bool{}, has: map[string]string{}, refused: map[string]refusedVersion{}, anew: map[string]bool{}, unknown: map[string]bool{}}
 	}
 	return r
 }
@@ -127,7 +134,14 @@ func nonceOf(e Effect) string {
 func (r *checker) see(ev Event) (effect *string) {
 	switch ev := ev.(type) {
 	case Now:
-		r.now = ev.T
+		r.now, r.behind = ev.T, ev.Behind
+		if r.behind {
+			r.wasBehind = r.now
+		}
+		for t := range r.records {
+			b := &r.records[t]
+			b.free = b.free || !b.claimed.IsZero() && !r.behind && !r.now.Before(b.claimed.Add(unknownLimit))
+		}
 		r.observe()
 		if !r.now.Before(r.wake) {
 			r.wake = time.Time{}
@@ -136,6 +150,7 @@ func (r *checker) see(ev Event) (effect *string) {
 		r.view = ev.View
 		for t := range numTypes {
 			b := &r.records[t]
+			maps.DeleteFunc(b.unknown, func(n string, _ bool) bool { return r.view.Of(t).Get(n) != nil })
 			maps.DeleteFunc(b.refused, func(n string, f refusedVersion) bool {
 				u := r.view.Of(t).Get(n)
 				return u == nil || u.Version != f.version
@@ -161,6 +176,9 @@ func (r *checker) request(q *Request) (effect *string) {
 		b.asked = true
 		for n, v := range q.Initial.table() {
 			b.has[n] = v
+			if r.delta && !types[q.Type].lasting && (r.view == nil || r.view.Of(q.Type).Get(n) == nil) {
+				b.unknown[n], b.claimed, r.claimed = true, r.now, r.now
+			}
 		}
 		early := q.Type == EDS && !r.records[CDS].asked || (q.Type == RDS || q.Type == ECDS) && !r.records[LDS].asked || q.Type == VHDS && !r.records[RDS].asked
 		if r.delta && (early || q.Initial.n > 0) && r.returned.IsZero() {
@@ -191,6 +209,7 @@ func (r *checker) request(q *Request) (effect *string) {
 	}
 	for _, n := range q.Unsubscribe.strings() {
 		delete(b.names, n)
+		delete(b.unknown, n)
 		if !b.wildcard {
 			delete(b.has, n)
 		}
@@ -343,6 +362,7 @@ func (r *checker) forget(q *Request) {
 	for _, n := range q.Names.strings() {
 		if !claimed[n] {
 			maps.DeleteFunc(r.records[VHDS].has, func(host, _ string) bool { return routesOf(host) == n })
+			maps.DeleteFunc(r.records[VHDS].unknown, func(host string, _ bool) bool { return routesOf(host) == n })
 			maps.DeleteFunc(r.records[VHDS].refused, func(host string, _ refusedVersion) bool { return routesOf(host) == n })
 		}
 	}
@@ -410,6 +430,7 @@ func (r *checker) sent(e Send, complain func(string, ...any)) {
 	if e.Generation != r.view.Generation {
 		complain("generation %d sent, the view is of %d", e.Generation, r.view.Generation)
 	}
+	r.mayForget(e, complain)
 	clear(b.anew)
 	fresh := r.upserts(e, complain)
 	gone := r.removals(e)
@@ -455,6 +476,38 @@ func (r *checker) sent(e Send, complain func(string, ...any)) {
 	}
 	b.flight = &flown{Send: e, at: r.now, had: had, slow: slow}
 	b.answered, b.last = true, e.Nonce
+}
+
+// stays says whether a name that the client claims, and that no view has had, may stay.
+func (r *checker) stays(t Type, name string) bool {
+	since := r.claimed
+	if r.wasBehind.After(since) {
+		since = r.wasBehind
+	}
+	return (r.records[t].unknown[name] || t == EDS && r.records[CDS].unknown[name]) && r.now.Before(since.Add(2*unknownLimit))
+}
+
+// mayForget checks that such names are not removed at once, unless the client asks for them or has to be told.
+func (r *checker) mayForget(e Send, complain func(string, ...any)) {
+	b := &r.records[e.Type]
+	for _, n := range e.Removed {
+		if !b.unknown[n] || b.anew[n] || b.free {
+			continue
+		}
+		told := false // since something else needs the answer
+		for _, needs := range r.unsentEDS {
+			told = told || e.Type == EDS && n == needs
+		}
+		for u := range r.view.Of(VHDS).All() {
+			told = told || e.Type == VHDS && routesOf(u.Name) == routesOf(n) && b.has[u.Name] != u.Version
+		}
+		if !told {
+			complain("%s %s removed %s after the client has claimed it, behind %v", e.Type, n, r.now.Sub(b.claimed), r.behind)
+		}
+	}
+	for _, n := range e.Removed {
+		delete(b.unknown, n)
+	}
 }
 
 // upserts takes the resources of a response into the records and returns those that make a
@@ -651,7 +704,7 @@ func (r *checker) differences(t Type) (out []string) {
 		}
 	}
 	for n := range b.has {
-		if b.subscribed(n) && view.Get(n) == nil && !types[t].lasting && (r.delta || types[t].wildcard) {
+		if b.subscribed(n) && view.Get(n) == nil && !types[t].lasting && (r.delta || types[t].wildcard) && !r.stays(t, n) {
 			out = append(out, n)
 		}
 	}
@@ -714,6 +767,11 @@ func (r *checker) rest(complain func(string, ...any)) {
 	}
 	// What is kept back needs somebody to let it go: an answer, or a wake.
 	for t := range numTypes {
+		for n := range r.records[t].unknown {
+			if b := &r.records[t]; b.subscribed(n) && b.has[n] != "" && !b.free && r.wake.IsZero() {
+				complain("no wake for %s %s, which stays", t, n)
+			}
+		}
 		d := r.differences(t)
 		if len(r.records[ECDS].refused)+len(r.records[LDS].refused)+len(r.records[RDS].refused)+len(r.records[VHDS].refused) > 0 {
 			// What the client goes on with in their place may need what is gone.

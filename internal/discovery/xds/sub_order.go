@@ -362,6 +362,11 @@ func (s *Sub) named(t Type, cluster string) bool {
 			if s.waiting(waitKey{cluster: cluster, removal: true}) {
 				return true
 			}
+		case w == nil && s.keepsUnknown(r, t):
+			// It may name any cluster, and stays for as long as the source is behind.
+			if s.waiting(waitKey{cluster: cluster, removal: true}) {
+				return true
+			}
 		case w != nil || s.delta || types[t].wildcard:
 			return true
 		default:

@@ -11,6 +11,7 @@ func (s *Sub) deltaRequest(c *typeState, r Request) {
 		c.asked = true
 		c.have, c.ownSize, claimed = s.initialState(r.Initial, s.view(r.Type), r.Type != EDS || !s.askedEarly(EDS))
 		c.own = c.ownSize > 0
+		s.claimsUnknown(r.Type)
 		if types[r.Type].wildcard && r.Names.n == 0 {
 			c.wildcard = true
 			c.due = r.Initial.n == 0

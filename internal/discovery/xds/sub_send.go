@@ -19,6 +19,7 @@ type hold struct {
 // flush sends what may be sent now, in the order of the types.
 func (s *Sub) flush() {
 	s.next = s.retry()
+	s.decideUnknown()
 	for t := range s.holds {
 		s.holds[t].used = false
 	}
@@ -138,9 +139,10 @@ func (s *Sub) sendType(t Type) {
 	d := s.difference(t)
 	up, gone := s.pendingUpserts(t), s.pendingRemovals(t)
 	if !up && !gone {
-		if c.flight == nil {
+		stay := slices.DeleteFunc(slices.Clone(d.Removed), func(r *Resource) bool { return !s.stays(r, t) })
+		if c.flight == nil && !(len(stay) == len(d.Removed) && len(c.kept) == 0 && c.have.isLayered(cur)) {
 			refused, _ := s.withheld(t, d, cur)
-			c.setHave(cur.and(slices.DeleteFunc(slices.Clone(d.Removed), func(r *Resource) bool { return !s.stays(r, t) })), cur, nil, refused)
+			c.setHave(cur.and(stay), cur, nil, refused)
 		}
 		return
 	}
@@ -152,7 +154,7 @@ func (s *Sub) sendType(t Type) {
 	if len(d.Removed) > 0 {
 		var waits []*Resource
 		removed, waits = s.removals(t, c.subscribed(d.Removed))
-		if len(waits) > 0 && types[t].together {
+		if types[t].together && slices.ContainsFunc(waits, func(r *Resource) bool { return !s.keeps(r, t) }) {
 			return
 		}
 		target = target.and(waits)
@@ -230,7 +232,7 @@ func (c *typeState) leaveUnanswered(view TypeView) {
 
 // stays says whether a client goes on with a resource that the view has not, and is not told that it is gone.
 func (s *Sub) stays(r *Resource, t Type) bool {
-	return s.cur.keeps(r, t) || types[t].lasting && s.states[t].has(r.Name)
+	return s.keeps(r, t) || types[t].lasting && s.states[t].has(r.Name)
 }
 
 // empty says whether a response would tell the client nothing: no request is answered by it, and
@@ -269,14 +271,14 @@ func (s *Sub) removals(t Type, gone []*Resource) (now, waits []*Resource) {
 	if types[t].lasting {
 		return nil, gone
 	}
-	if t != CDS && len(s.cur.Quarantined) == 0 {
+	if t != CDS && !s.keepsSome() {
 		if s.mayRemove(t) {
 			return gone, nil
 		}
 		return nil, gone
 	}
 	for _, r := range gone {
-		if s.cur.keeps(r, t) {
+		if s.keeps(r, t) {
 			waits = append(waits, r)
 		} else if t != CDS && s.mayRemove(t) || t == CDS && s.removable(r) {
 			now = append(now, r)
@@ -608,10 +610,10 @@ func (s *Sub) pendingRemovals(t Type) bool {
 		return false
 	}
 	gone := s.difference(t).Removed
-	if len(s.cur.Quarantined) == 0 {
+	if !s.keepsSome() {
 		return c.any(gone)
 	}
-	return slices.ContainsFunc(gone, func(r *Resource) bool { return c.has(r.Name) && !s.cur.keeps(r, t) })
+	return slices.ContainsFunc(gone, func(r *Resource) bool { return c.has(r.Name) && !s.keeps(r, t) })
 }
 
 // mayRemove says whether resources of a type may be removed, for all of them together. A response

@@ -5,12 +5,18 @@ const (
 	namePlace     = 16  // in a list of names
 	hostPlace     = 8   // in a list of resources
 	resourcePlace = 104 // a Resource, its place in a list and the ends of its strings
+	unknownPlace  = 48  // in a map of names
 )
 
 // Size is about how many bytes the client has made the machine hold: what only this
 // stream has, and a place for each name that it shares with the view or with other streams.
 func (s *Sub) Size() int {
 	size := namePlace*(s.hosts.newRoutes.len()+s.hosts.waiting.len()) + hostPlace*s.hosts.memo.target.parts[unlayered].len()
+	if s.unknown != nil {
+		for _, names := range s.unknown.names {
+			size += unknownPlace * len(names)
+		}
+	}
 	for t := range s.states {
 		c := &s.states[t]
 		size += namePlace*c.names.len() + c.names.ownSize()

@@ -22,7 +22,7 @@ var update = flag.Bool("update", false, "rewrite the expected effects in testdat
 //	                                                  a route configuration NAME=CONTENT:vhds has virtual hosts
 //	req TYPE [ack N | nack N "message" | nonce N] [init NAME=CONTENT …] [sub] NAME … -NAME …
 //	                                                  where "" is the empty name
-//	now DURATION                                            since the start
+//	now DURATION [behind]                                   since the start
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/sub/*.txt")
 	if err != nil || len(files) == 0 {
@@ -89,7 +89,7 @@ func (s *script) line(line string) []Effect {
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		return s.sub.Step(Now{T: s.start.Add(d)})
+		return s.sub.Step(Now{T: s.start.Add(d), Behind: len(words) > 2 && words[2] == "behind"})
 	}
 	s.t.Fatalf("unknown event %q", line)
 	return nil

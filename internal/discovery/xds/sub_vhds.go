@@ -152,6 +152,7 @@ func (s *Sub) forgetHosts(routes *nameSet) {
 	if routes.len() == 0 {
 		return
 	}
+	s.forgetUnknownHosts(routes)
 	c := &s.states[VHDS]
 	var rest []*Resource
 	size := 0

@@ -243,6 +243,12 @@ func (v TypeView) and(others []*Resource) TypeView {
 	return v
 }
 
+// isLayered says whether the set has of each layer what another has.
+func (v TypeView) isLayered(o TypeView) bool {
+	v.parts[unlayered], o.parts[unlayered] = nil, nil
+	return v == o
+}
+
 // Len is the number of resources.
 func (v TypeView) Len() (n int) {
 	for _, p := range v.parts {
