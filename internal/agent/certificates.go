@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/pilothouse/pilothouse/internal/agent/envoy"
 	"github.com/pilothouse/pilothouse/internal/agent/identity"
 	"github.com/pilothouse/pilothouse/internal/agent/lastgood"
 	"github.com/pilothouse/pilothouse/internal/agent/secret"
@@ -141,6 +142,8 @@ func newXDS(s *spec.Spec, c *certificates, dns dnsPart, kept *lastgood.Store, mo
 	}
 	if s.Envoy.Disabled {
 		o.Node.Metadata = ownMetadata(s)
+	} else {
+		o.Stats = envoy.NewAdmin(s.AdminAddress()).Stats
 	}
 	if modules != nil {
 		o.Extensions = modules

@@ -15,8 +15,8 @@ import (
 // policyLimit bounds that wait.
 const policyLimit = 5 * time.Second
 
-// threadTime is how long routes wait after the last acknowledgement: it is that of Envoy's main thread, and each worker takes a
-// new listener at its own time.
+// threadTime is how long routes wait after the last acknowledgement. That of an agent that does not wait for Envoy's workers is
+// that of the main thread, and each worker takes a new listener at its own time.
 const threadTime = 200 * time.Millisecond
 
 // viewStep is another view that proxies are to have after a commit.

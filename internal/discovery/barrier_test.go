@@ -114,6 +114,60 @@ func TestRoutesWaitForThePoliciesOfTheSameChange(t *testing.T) {
 	}
 }
 
+// A policy that was removed for a moment is in force once the server has acknowledged it again: that it had acknowledged the same
+// listener before says nothing.
+func TestRoutesWaitForAPolicyThatComesBack(t *testing.T) {
+	p, server, web := guarded(t)
+	server.delays = nil
+	p.emit(denySome, false)
+	server.wait("the policy", func() bool { return strings.Contains(server.have["virtualInbound"], "/admin") })
+	server.wait("the acknowledgements", func() bool { web.takeWaiting(); return p.applied("reviews-1.shop") })
+	server.delays = func(r *discoveryv3.DeltaDiscoveryResponse) bool { return r.TypeUrl == xds.LDS.URL() }
+	p.batch(object.Batch{Changes: []object.Change{{Key: object.Key{Kind: object.AuthorizationPolicy, Namespace: "shop", Name: "deny"}}}})
+	server.wait("the listener without the policy", func() bool { return len(server.delayed) > 0 })
+	p.emit(denySome+"---\n"+route("{name: second, route: [{destination: {host: reviews}}]}"), false)
+	p.staysClosed(web, "the server has not acknowledged that the policy was removed")
+	delays := server.delays
+	server.answer()
+	server.delays = delays
+	server.wait("the listener with the policy", func() bool { return len(server.delayed) > 0 })
+	p.staysClosed(web, "the server has not acknowledged the policy")
+	server.answer()
+	web.until("9080", "second")
+	p.expectWaits("acknowledged 1, late 0")
+}
+
+// staysClosed sends the client other changes, for longer than what a route waits for workers: it does not get the route of reviews.
+func (p *plane) staysClosed(web *client, why string) {
+	p.t.Helper()
+	began := time.Now()
+	for i := 0; time.Since(began) < 2*threadTime; i++ {
+		name := fmt.Sprintf("other%d", i)
+		p.emit(ratingsRoute(name), false)
+		web.until("7070", name)
+	}
+	if strings.Contains(web.have["9080"], "second") {
+		p.t.Errorf("%s, and the client has the route", why)
+	}
+}
+
+// A policy that was removed and is back before the server was sent either is in force.
+func TestRoutesDoNotWaitForAPolicyThatNeverWent(t *testing.T) {
+	p, server, web := guarded(t)
+	server.delays = nil
+	p.emit(denySome, false)
+	server.wait("the acknowledgements", func() bool { web.takeWaiting(); return p.applied("reviews-1.shop") })
+	// While a response of listeners is unanswered, nothing else of them is sent.
+	server.delays = func(r *discoveryv3.DeltaDiscoveryResponse) bool { return r.TypeUrl == xds.LDS.URL() }
+	p.emit("apiVersion: v1\nkind: Service\nmetadata: {name: plain, namespace: other}\nspec: {clusterIP: 10.96.0.10, selector: {app: plain}, ports: [{name: tcp, port: 7171}]}\n", false)
+	server.wait("another listener", func() bool { return len(server.delayed) > 0 })
+	p.batch(object.Batch{Changes: []object.Change{{Key: object.Key{Kind: object.AuthorizationPolicy, Namespace: "shop", Name: "deny"}}}})
+	p.emit(denySome+"---\n"+route("{name: second, route: [{destination: {host: reviews}}]}"), false)
+	web.until("9080", "second")
+	p.expectWaits("acknowledged 1, late 0")
+	server.answer()
+}
+
 // takeWaiting takes the responses that have arrived.
 func (c *client) takeWaiting() {
 	for {

@@ -135,7 +135,7 @@ func (p *publisher) settle(b *barrier, connections []string) {
 			return
 		}
 		m := p.proxies[id]
-		if m != nil && !p.superseded(id, m) && !p.hasListeners(m, names) {
+		if m != nil && !p.superseded(id, m) && !p.hasListeners(m, names, b.generation) {
 			return
 		}
 		if delete(b.awaited, id); m != nil {
@@ -170,13 +170,13 @@ func (p *publisher) superseded(id string, m *publishedProxy) bool {
 	return false
 }
 
-// hasListeners says whether a proxy has accepted the newest versions of listeners.
-func (p *publisher) hasListeners(m *publishedProxy, names []string) bool {
+// hasListeners says whether a proxy has accepted the newest versions of listeners, as part of a generation or a later one.
+func (p *publisher) hasListeners(m *publishedProxy, names []string, generation uint64) bool {
 	view := p.classes[m.class].view
 	for _, name := range names {
 		r := view.Of(xds.LDS).Get(name)
 		held := slices.ContainsFunc(view.Quarantined, func(q xds.Quarantined) bool { return q.Type == xds.LDS && q.Name == name })
-		if held || r != nil && !m.latest.Accepts(r) {
+		if held || r != nil && !m.latest.HasListener(r, generation) {
 			return false
 		}
 	}

@@ -6,6 +6,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -69,6 +73,12 @@ func askForbidden(ctx context.Context, from *meshup.Pod) *forbidden {
 	return f
 }
 
+// end stops it.
+func (f *forbidden) end() {
+	f.stop()
+	f.done.Wait()
+}
+
 func (f *forbidden) ask(ctx context.Context) (status int, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://echo:9080/admin", nil)
 	if err != nil {
@@ -116,20 +126,11 @@ func TestPolicyIsInForceBeforeTheRouteThatItGuards(t *testing.T) {
 	m.write("routes.yaml", adminClosed)
 	allowed := load.New(t.Context(), m.client.Net.Dial)
 	f := askForbidden(t.Context(), m.client)
-	defer func() {
-		f.stop()
-		f.done.Wait()
-	}()
+	defer f.end()
 	f.until(t, http.StatusNotFound)
 	allowed.KeepAlive("echo:9080", 2, 10*time.Millisecond)
 	allowed.Churn("echo:9080", 1, 20*time.Millisecond)
-	kept := 0
-	for range 10 {
-		if kept == 3 {
-			break
-		}
-		passed, late := f.count(http.StatusOK), m.late()
-		pauses := watchPauses()
+	m.guard(f, 3, func() bool {
 		pid, err := m.Pod("echo-v1-1.order").AgentPID()
 		if err != nil {
 			t.Fatal(err)
@@ -141,49 +142,78 @@ func TestPolicyIsInForceBeforeTheRouteThatItGuards(t *testing.T) {
 		answered := f.answered()
 		wait.Until(t, "forbidden requests are answered meanwhile", func() bool { return f.answered() > answered+20 })
 		resume()
-		f.until(t, http.StatusForbidden)
-		longest := pauses()
-		if m.late() != late {
-			t.Log("the agent was stopped for more than 5 s: the machine is slow")
-		} else if longest > slowMachine {
-			t.Logf("a goroutine was not run for %s: the machine is slow", longest)
-		} else if kept++; f.count(http.StatusOK) != passed {
-			t.Errorf("%d forbidden requests passed", f.count(http.StatusOK)-passed)
-		}
-		// The route goes before the policy.
-		m.write("policy.yaml", adminOpen[strings.Index(adminOpen, "---"):])
-		m.write("routes.yaml", adminClosed)
-		f.until(t, http.StatusNotFound)
-		m.write("policy.yaml", "")
-	}
-	if kept == 0 {
-		t.Error("the machine was too slow each time")
-	}
+		return true
+	})
 	if r := allowed.Stop(); r.Sent == 0 || len(r.Failures) > 0 {
 		t.Errorf("of %d allowed requests failed: %v", r.Sent, r.Failures)
 	}
 }
 
-// slowMachine is how late a goroutine is run on a machine whose Envoys may need more than 200 ms, too, until their workers have
-// a listener that the main thread has accepted (docs/decisions/0082-routes-wait-for-policies.md).
-const slowMachine = 50 * time.Millisecond
-
-// watchPauses watches how late a goroutine is run, until the function is called, which returns the longest time.
-func watchPauses() (stop func() time.Duration) {
-	ctx, cancel := context.WithCancel(context.Background())
-	longest := make(chan time.Duration)
-	go func() {
-		tick := time.NewTicker(5 * time.Millisecond)
-		defer tick.Stop()
-		var most time.Duration
-		for ctx.Err() == nil {
-			most = max(most, time.Since(<-tick.C))
+// TestRouteWaitsForEachWorkerOfEnvoy is the same while one worker of a guarded Envoy is stopped, whose main thread accepts the policy.
+func TestRouteWaitsForEachWorkerOfEnvoy(t *testing.T) {
+	m := startOrder(t)
+	m.write("rule.yaml", "")
+	m.write("single.yaml", "")
+	m.write("routes.yaml", adminClosed)
+	f := askForbidden(t.Context(), m.client)
+	defer f.end()
+	f.until(t, http.StatusNotFound)
+	guarded := m.Pod("echo-v1-1.order")
+	modified := func() uint64 {
+		stats, err := guarded.Stats(t.Context(), `^listener_manager\.listener_modified$`)
+		if err != nil {
+			t.Fatal(err)
 		}
-		longest <- most
-	}()
-	return func() time.Duration {
-		cancel()
-		return <-longest
+		return uint64(stats["listener_manager.listener_modified"])
+	}
+	m.guard(f, 1, func() bool {
+		pid, err := guarded.EnvoyPID()
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := modified()
+		resume := pauseThread(t, pid, "wrk:worker_1")
+		defer resume()
+		m.write("routes.yaml", adminOpen)
+		wait.Until(t, "Envoy has accepted the policy", func() bool { return modified() > before })
+		// For longer than what the control plane waits for workers that it knows nothing of.
+		accepted, closed, answered := time.Now(), f.count(http.StatusNotFound), f.answered()
+		wait.Until(t, "forbidden requests are answered meanwhile", func() bool { return f.answered() > answered+400 })
+		if time.Since(accepted) > 3*time.Second {
+			return false // the agent does not wait for ever
+		}
+		if others := f.answered() - answered - (f.count(http.StatusNotFound) - closed); others > 4 {
+			t.Errorf("%d requests have been sent to the guarded workloads while one of their workers does not have the policy", others)
+		}
+		return true
+	})
+}
+
+// guard has the policy and its route written several times: no forbidden request passes. A round does not count if change says so, or if it
+// took so long that the route did not wait.
+func (m *orderMesh) guard(f *forbidden, rounds int, change func() (counts bool)) {
+	m.t.Helper()
+	kept := 0
+	for range 3 * rounds {
+		if kept == rounds {
+			break
+		}
+		passed, late := f.count(http.StatusOK), m.late()
+		counts := change()
+		f.until(m.t, http.StatusForbidden)
+		if !counts || m.late() != late {
+			m.t.Log("the route did not wait any longer: the machine is slow")
+		} else if kept++; f.count(http.StatusOK) != passed {
+			m.t.Errorf("%d forbidden requests passed", f.count(http.StatusOK)-passed)
+		}
+		// The route goes before the policy.
+		m.write("policy.yaml", adminOpen[strings.Index(adminOpen, "---"):])
+		m.write("routes.yaml", adminClosed)
+		f.until(m.t, http.StatusNotFound)
+		m.write("policy.yaml", "")
+	}
+	if kept == 0 {
+		m.t.Error("the machine was too slow each time")
 	}
 }
 
@@ -208,4 +238,66 @@ func pause(t *testing.T, pid int) (resume func()) {
 	resume = sync.OnceFunc(func() { _ = unix.Kill(pid, unix.SIGCONT) })
 	t.Cleanup(resume)
 	return resume
+}
+
+// pauseThread stops one thread of a process until the function is called. A signal would stop all of them.
+func pauseThread(t *testing.T, pid int, name string) (resume func()) {
+	t.Helper()
+	tid, err := threadOf(pid, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopped, done, ended := make(chan error), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		runtime.LockOSThread() // the tracer is a thread
+		defer runtime.UnlockOSThread()
+		stopped <- errors.Join(unix.PtraceSeize(tid), unix.PtraceInterrupt(tid), stops(tid))
+		<-done
+		if err := unix.PtraceDetach(tid); err != nil && !errors.Is(err, unix.ESRCH) {
+			t.Errorf("resume the thread %s: %v", name, err)
+		}
+	}()
+	resume = sync.OnceFunc(func() { close(done); <-ended })
+	t.Cleanup(resume)
+	if err := <-stopped; err != nil {
+		t.Fatalf("stop the thread %s: %v", name, err)
+	}
+	return resume
+}
+
+// stops waits until a thread that is traced has stopped.
+func stops(tid int) error {
+	for {
+		var s unix.WaitStatus
+		switch _, err := unix.Wait4(tid, &s, unix.WALL, nil); {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case !s.Stopped():
+			return fmt.Errorf("it has ended: %v", s)
+		default:
+			return nil
+		}
+	}
+}
+
+// threadOf finds a thread of a process by its name.
+func threadOf(pid int, name string) (tid int, err error) {
+	tasks := fmt.Sprintf("/proc/%d/task", pid)
+	entries, err := os.ReadDir(tasks)
+	if err != nil {
+		return 0, err
+	}
+	var names []string
+	for _, e := range entries {
+		text, err := os.ReadFile(filepath.Join(tasks, e.Name(), "comm"))
+		if err != nil {
+			continue // it has ended
+		}
+		if names = append(names, strings.TrimSpace(string(text))); names[len(names)-1] == name {
+			return strconv.Atoi(e.Name())
+		}
+	}
+	return 0, fmt.Errorf("find the thread %s of process %d: it has %v", name, pid, names)
 }

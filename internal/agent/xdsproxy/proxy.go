@@ -32,7 +32,7 @@ import (
 	"github.com/pilothouse/pilothouse/internal/claim"
 )
 
-// Config configures a Proxy. All fields but Node, Observe, Extensions, MaxResponse, Trust, Names, Bootstraps and Copy are required.
+// Config configures a Proxy. All fields but Node, Observe, Extensions, MaxResponse, Trust, Names, Bootstraps, Stats and Copy are required.
 type Config struct {
 	// Socket is the path to listen on; Envoy's bootstrap names it (<configPath>/XDS).
 	Socket string
@@ -54,6 +54,8 @@ type Config struct {
 	Names Names
 	// Bootstraps gets what the control plane changes in Envoy's bootstrap, from any goroutine. If it is nil, nothing is requested.
 	Bootstraps Bootstraps
+	// Stats, if not nil, says how far the workers of the Envoy that the agent has started are.
+	Stats Stats
 	// Copy keeps what Envoy acknowledges, and answers an Envoy without configuration while the control plane does not. If it is
 	// nil, nothing is kept.
 	Copy *lastgood.Store
@@ -103,6 +105,8 @@ type Proxy struct {
 	relays   sync.WaitGroup
 	patience time.Duration // how long a stream waits for a connection
 	waits    copyWaits
+	// workersLimit is the constant of that name, or less in tests.
+	workersLimit time.Duration
 }
 
 // New opens the socket, replacing one without a listener, and prepares the connection without
@@ -112,7 +116,7 @@ func New(c Config) (*Proxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for Envoy's configuration: %w", err)
 	}
-	p := &Proxy{config: c, listener: l, patience: openLimit, waits: defaultCopyWaits, stats: stats{connected: make(chan bool, 1)}}
+	p := &Proxy{config: c, listener: l, patience: openLimit, waits: defaultCopyWaits, workersLimit: workersLimit, stats: stats{connected: make(chan bool, 1)}}
 	p.stats.connected <- false
 	p.stats.lost.log, p.stats.lost.upstream = c.Log, c.Upstream
 	p.server = grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(p.relay), grpc.MaxRecvMsgSize(maxRequest),
@@ -183,11 +187,15 @@ func (p *Proxy) exchange(ctx context.Context, down *downstream, up *upstreamStre
 	state := newRecord(up.delta)
 	p.streams.add(up, state)
 	defer p.streams.remove(up)
+	forward := func(f *frame, url string) error {
+		return up.forward(f, url, p.own(), p.health.Load, p.capture.Load, p.addition.Load)
+	}
+	workers := p.newWorkers(down, forward)
 	p.relays.Add(1)
 	go func() {
 		// Ends at the latest when down does, which is when relay returns.
 		defer p.relays.Done()
-		p.requests(down, up, state, k)
+		p.requests(ctx, down, up, requestSteps{state, k, workers, forward})
 	}()
 	converter := p.convert(ctx, func(f *frame) error { return p.deliver(ctx, f, up, down, k) })
 	for {
@@ -239,6 +247,7 @@ func (p *Proxy) exchange(ctx context.Context, down *downstream, up *upstreamStre
 		if p.config.Observe != nil {
 			p.config.Observe(f.data, up.delta)
 		}
+		workers.response(ctx, f, h)
 		k.response(f)
 		if err := down.SendMsg(f); err != nil {
 			p.stats.left()
@@ -247,23 +256,31 @@ func (p *Proxy) exchange(ctx context.Context, down *downstream, up *upstreamStre
 	}
 }
 
+// requestSteps are what a request of one stream passes.
+type requestSteps struct {
+	state   *record
+	kept    *keptStream // nil if nothing is recorded
+	workers *workers    // nil if nothing is held back
+	forward func(f *frame, url string) error
+}
+
 // requests forwards Envoy's requests upstream until either stream ends.
-func (p *Proxy) requests(down *downstream, up *upstreamStream, state *record, k *keptStream) {
+func (p *Proxy) requests(ctx context.Context, down *downstream, up *upstreamStream, s requestSteps) {
 	for {
-		f, err := k.receive(down)
+		f, err := s.kept.receive(down)
 		if err != nil {
-			_ = up.CloseSend()
+			up.closeSend()
 			return
 		}
 		h, ok := p.admit(down, f)
 		if !ok {
 			continue
 		}
-		state.request(h)
-		if k.request(f) {
+		s.state.request(h)
+		if s.kept.request(f) || s.workers.request(ctx, f, h) {
 			continue
 		}
-		if up.forward(f, h.url, p.own(), p.health.Load, p.capture.Load, p.addition.Load) != nil && !k.answered() {
+		if s.forward(f, h.url) != nil && !s.kept.answered() {
 			// RecvMsg in exchange returns the reason.
 			return
 		}

@@ -82,6 +82,13 @@ func (u *upstreamStream) forward(f *frame, url string, own []string, health func
 	return nil
 }
 
+// closeSend tells the control plane that no request follows.
+func (u *upstreamStream) closeSend() {
+	u.mu.Lock() // CloseSend must not be called together with SendMsg
+	defer u.mu.Unlock()
+	_ = u.CloseSend()
+}
+
 // answer acknowledges a response of one of the agent's own types, or rejects it if problem is not nil.
 func (u *upstreamStream) answer(typ string, b bundle, problem error) error {
 	u.mu.Lock()

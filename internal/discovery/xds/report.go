@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // Refusal is a resource that a proxy refuses in the version that its view has.
@@ -26,9 +27,17 @@ type reports struct {
 	refusals []Refusal
 	accepted [numTypes]holdings
 	notify   func()
-	// onListeners is called when the proxy has answered a response of listeners while watched is set.
+	// onListeners is called when the proxy has answered a response of listeners, or listeners have changed, while watched is set.
 	onListeners func()
-	watched     bool
+	watched     atomic.Bool
+	listeners   listenerReport
+}
+
+// listenerReport is what was on its way of listeners when the stream had sent what it could of a view.
+type listenerReport struct {
+	generation uint64 // of the view, or of a later one
+	// moving are the names of the listeners that responses without an answer bring or remove.
+	moving []string
 }
 
 // holdings are the resources of a type that a client has: set, but for some names.
@@ -61,10 +70,34 @@ func (c *LatestView) Accepts(r *Resource) bool {
 func (c *LatestView) OnListeners(f func()) { c.reports.onListeners = f }
 
 // WatchListeners begins or ends that. Any goroutine may call it.
-func (c *LatestView) WatchListeners(watch bool) {
+func (c *LatestView) WatchListeners(watch bool) { c.reports.watched.Store(watch) }
+
+// HasListener says whether the proxy has accepted that version of a listener, and will not be told another one by what it has been sent:
+// the stream has had the view of a generation, and no response on its way is about the listener. A version that the proxy
+// accepted earlier may come again, after another one that it has not seen yet. WatchListeners must have been called before the
+// view was published. Any goroutine may call it.
+func (c *LatestView) HasListener(r *Resource, generation uint64) bool {
 	c.reports.mu.Lock()
 	defer c.reports.mu.Unlock()
-	c.reports.watched = watch
+	l := c.reports.listeners
+	return l.generation >= generation && !slices.Contains(l.moving, r.Name) && c.reports.accepted[LDS].has(r)
+}
+
+// reportListeners takes note of what is on its way of listeners, if they are watched.
+func (c *LatestView) reportListeners(s *Sub) {
+	if !c.reports.watched.Load() {
+		return
+	}
+	c.mu.Lock()
+	l := listenerReport{generation: c.taken.generation, moving: s.moving(LDS)}
+	c.mu.Unlock()
+	c.reports.mu.Lock()
+	changed := l.generation != c.reports.listeners.generation || !slices.Equal(l.moving, c.reports.listeners.moving)
+	c.reports.listeners = l
+	c.reports.mu.Unlock()
+	if changed && c.reports.onListeners != nil {
+		c.reports.onListeners()
+	}
 }
 
 // refuses replaces the refusals, and keeps and sorts the list.
@@ -85,9 +118,8 @@ func (c *LatestView) refuses(list []Refusal) {
 func (c *LatestView) accepts(t Type, h holdings) {
 	c.reports.mu.Lock()
 	c.reports.accepted[t] = h
-	told := c.reports.watched && t == LDS
 	c.reports.mu.Unlock()
-	if told && c.reports.onListeners != nil {
+	if t == LDS && c.reports.watched.Load() && c.reports.onListeners != nil {
 		c.reports.onListeners()
 	}
 }
@@ -117,4 +149,27 @@ func (s *Sub) holdings(t Type) holdings {
 		return holdings{set: first.had, kept: maps.Clone(first.hadKept)}
 	}
 	return holdings{set: c.have, kept: maps.Clone(c.kept)}
+}
+
+// moving are the names of the resources that responses without an answer bring or remove.
+func (s *Sub) moving(t Type) (names []string) {
+	c := &s.states[t]
+	add := func(f *flight) {
+		for _, r := range f.upserts() {
+			if f.changes(r) {
+				names = append(names, r.Name)
+			}
+		}
+		for _, r := range f.gone {
+			names = append(names, r.Name)
+		}
+		names = append(names, f.removed...)
+	}
+	for _, f := range c.unanswered {
+		add(f)
+	}
+	if c.flight != nil {
+		add(c.flight)
+	}
+	return names
 }

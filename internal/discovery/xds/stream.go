@@ -397,6 +397,7 @@ func (s *stream) feed(ev Event) error {
 		return s.update()
 	}
 	s.latest.Report(s.sub.Progress())
+	s.latest.reportListeners(s.sub)
 	s.conn.progress(s.sub)
 	return err
 }
