@@ -198,6 +198,11 @@ func FuzzModelClient(f *testing.F) {
 	f.Add(uint64(11048)) // a route configuration is gone when it is asked for, before clusters are
 	f.Add(uint64(18761)) // a client comes back with virtual hosts, of which there are none any more, and asks for clusters first
 	f.Add(uint64(1308))  // a route configuration without virtual hosts goes and comes back before the client is told
+	f.Add(uint64(1778))  // a route configuration ends and begins again before the client is told that its virtual hosts are gone
+	f.Add(uint64(1902))  // the same, and the stream breaks before they come
+	f.Add(uint64(22873)) // an assignment is gone when a client comes back that asks for an extension configuration which nothing has
+	f.Add(uint64(25245)) // the same, with virtual hosts
+	f.Add(uint64(10856)) // a listener that is unknown stays, and a route configuration that was known for a moment goes
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		check(t, seed, true, false)
 		check(t, seed, true, true)
@@ -214,7 +219,7 @@ func FuzzRefusals(f *testing.F) {
 		f.Add(seed, false)
 	}
 	// What these have found is in testdata/sub.
-	for _, seed := range []uint64{316, 459, 650, 822, 1376, 1434, 1625, 1657, 2130, 2349, 2542, 2705, 3531, 3544, 3950, 9947, 11518, 12330, 13809} {
+	for _, seed := range []uint64{316, 459, 650, 822, 1376, 1434, 1625, 1657, 2130, 2349, 2542, 2705, 3531, 3544, 3950, 9947, 11518, 12330, 13809, 15361} {
 		f.Add(seed, seed%2 == 0)
 		f.Add(seed, seed%2 != 0)
 	}

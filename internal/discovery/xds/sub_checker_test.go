@@ -26,6 +26,9 @@ type checker struct {
 	unsentEDS map[string]string // EDS name by cluster
 	wake      time.Time
 	nonces    map[string]bool
+	// lacked are route configurations that the client asked for before virtual hosts, without having them. stale are virtual
+	// hosts that it would claim though it has dropped them, since it asks for their route configuration again.
+	lacked, stale map[string]bool
 	// clusters are those that were sent.
 	clusters map[string]*sentCluster
 	// known are the resources that were sent, by version.
@@ -90,7 +93,7 @@ type refusedVersion struct {
 }
 
 func newChecker(delta bool) *checker {
-	r := &checker{delta: delta, unsentEDS: map[string]string{}, nonces: map[string]bool{}, clusters: map[string]*sentCluster{}, known: map[string]*Resource{}}
+	r := &checker{delta: delta, lacked: map[string]bool{}, stale: map[string]bool{}, unsentEDS: map[string]string{}, nonces: map[string]bool{}, clusters: map[string]*sentCluster{}, known: map[string]*Resource{}}
 	for t := range numTypes {
 		r.records[t] = typeRecord{names: map[string]bool{}, has: map[string]string{}, refused: map[string]refusedVersion{}, anew: map[string]bool{}, unknown: map[string]bool{}}
 	}
@@ -185,6 +188,12 @@ func (r *checker) request(q *Request) (effect *string) {
 			r.returned = r.now
 		}
 		b.wildcard = types[q.Type].wildcard && q.Names.n == 0
+		if q.Type == VHDS {
+			for n := range r.lacked {
+				r.forgetHosts(n)
+			}
+			clear(r.lacked)
+		}
 	}
 	if r.delta && q.Type == RDS {
 		r.forget(q)
@@ -353,21 +362,6 @@ func (r *checker) needsAssignment(u *Resource) bool {
 	return false
 }
 
-// forget forgets the virtual hosts of route configurations that the client asks for and does not have.
-func (r *checker) forget(q *Request) {
-	claimed := map[string]bool{}
-	for n := range q.Initial.all() {
-		claimed[string(n)] = true
-	}
-	for _, n := range q.Names.strings() {
-		if !claimed[n] {
-			maps.DeleteFunc(r.records[VHDS].has, func(host, _ string) bool { return routesOf(host) == n })
-			maps.DeleteFunc(r.records[VHDS].unknown, func(host string, _ bool) bool { return routesOf(host) == n })
-			maps.DeleteFunc(r.records[VHDS].refused, func(host string, _ refusedVersion) bool { return routesOf(host) == n })
-		}
-	}
-}
-
 // target is what the client is to have of a type.
 func (r *checker) target(t Type) TypeView {
 	if t != VHDS {
@@ -430,8 +424,16 @@ func (r *checker) sent(e Send, complain func(string, ...any)) {
 	if e.Generation != r.view.Generation {
 		complain("generation %d sent, the view is of %d", e.Generation, r.view.Generation)
 	}
+	for _, u := range e.Upserts {
+		if e.Type == RDS && r.hasStale(u.Name) {
+			complain("%s %s sent before %v are removed", e.Type, u.Name, r.stale)
+		}
+	}
 	r.mayForget(e, complain)
 	clear(b.anew)
+	if e.Type == VHDS {
+		maps.DeleteFunc(r.stale, func(host string, _ bool) bool { return slices.Contains(e.Removed, host) })
+	}
 	fresh := r.upserts(e, complain)
 	gone := r.removals(e)
 	if types[e.Type].lasting && len(e.Removed) > 0 {
@@ -476,38 +478,6 @@ func (r *checker) sent(e Send, complain func(string, ...any)) {
 	}
 	b.flight = &flown{Send: e, at: r.now, had: had, slow: slow}
 	b.answered, b.last = true, e.Nonce
-}
-
-// stays says whether a name that the client claims, and that no view has had, may stay.
-func (r *checker) stays(t Type, name string) bool {
-	since := r.claimed
-	if r.wasBehind.After(since) {
-		since = r.wasBehind
-	}
-	return (r.records[t].unknown[name] || t == EDS && r.records[CDS].unknown[name]) && r.now.Before(since.Add(2*unknownLimit))
-}
-
-// mayForget checks that such names are not removed at once, unless the client asks for them or has to be told.
-func (r *checker) mayForget(e Send, complain func(string, ...any)) {
-	b := &r.records[e.Type]
-	for _, n := range e.Removed {
-		if !b.unknown[n] || b.anew[n] || b.free {
-			continue
-		}
-		told := false // since something else needs the answer
-		for _, needs := range r.unsentEDS {
-			told = told || e.Type == EDS && n == needs
-		}
-		for u := range r.view.Of(VHDS).All() {
-			told = told || e.Type == VHDS && routesOf(u.Name) == routesOf(n) && b.has[u.Name] != u.Version
-		}
-		if !told {
-			complain("%s %s removed %s after the client has claimed it, behind %v", e.Type, n, r.now.Sub(b.claimed), r.behind)
-		}
-	}
-	for _, n := range e.Removed {
-		delete(b.unknown, n)
-	}
 }
 
 // upserts takes the resources of a response into the records and returns those that make a
@@ -612,6 +582,9 @@ func (r *checker) mayRemoveClusters(ref Type, gone []string, complain func(strin
 	for _, cluster := range gone {
 		for n, version := range b.has {
 			u := r.view.Of(ref).Get(n)
+			if u == nil && r.stays(ref, n) && r.bounded() {
+				continue // for how long is not known
+			}
 			if had := r.known[version]; b.subscribed(n) && had != nil && had.refers.has(cluster) && (u == nil && (r.delta || types[ref].wildcard) && !types[ref].lasting || u != nil && u.Version != version) {
 				complain("CDS %s removed, which %s %s names that the client has", cluster, ref, n)
 			}
@@ -679,7 +652,7 @@ func (r *checker) unrelated(t Type, complain func(string, ...any)) {
 		if u == nil || b.refused[n].version == u.Version || u.refers.unknown {
 			continue
 		}
-		free := len(r.unsent(u)) == 0
+		free := len(r.unsent(u)) == 0 && !(t == RDS && r.hasStale(n) && r.records[VHDS].flight != nil)
 		for _, n := range u.refers.names {
 			if c := r.clusters[n]; c != nil && !c.inForce() || r.view.Of(CDS).Get(n) == nil {
 				free = false

@@ -201,10 +201,10 @@ func (s *Sub) endWaits() {
 	}
 }
 
-// held says whether a new or changed resource waits for clusters that it names, or for policies. old is what the
+// held says whether a new or changed resource waits for clusters that it names, for policies, or for stale virtual hosts. old is what the
 // client has under its name, nil for nothing.
 func (s *Sub) held(r, old *Resource) bool {
-	barred := s.barred(r)
+	barred := s.barred(r) || s.hasStaleHosts(r)
 	if s.single || types[r.Type].references == nil || r.refers.none() {
 		return barred
 	}
@@ -236,7 +236,7 @@ func (s *Sub) held(r, old *Resource) bool {
 
 // free says whether held is false for every resource of a type that takes the place of nothing.
 func (s *Sub) free(t Type) bool {
-	if s.cur.Barrier != nil {
+	if s.cur.Barrier != nil || t == RDS && s.hosts.stale.len() > 0 {
 		return false
 	}
 	if s.single {

@@ -24,6 +24,13 @@ func (s *Sub) flush() {
 		s.holds[t].used = false
 	}
 	s.beginWaits()
+	for t := range numTypes {
+		// Before all else, since what may never be sent keeps nothing back.
+		if types[t].lasting && s.delta && s.states[t].asked {
+			s.states[t].leaveUnanswered(s.wanted(t))
+		}
+	}
+	s.removeStaleHosts()
 	// What is sent may open or start other holds: go on until nothing is.
 	for before := -1; before != len(s.out); {
 		before = len(s.out)
@@ -133,9 +140,6 @@ func (s *Sub) sendType(t Type) {
 		return
 	}
 	cur := s.wanted(t)
-	if types[t].lasting && s.delta {
-		c.leaveUnanswered(cur)
-	}
 	d := s.difference(t)
 	up, gone := s.pendingUpserts(t), s.pendingRemovals(t)
 	if !up && !gone {

@@ -11,7 +11,7 @@ const (
 // Size is about how many bytes the client has made the machine hold: what only this
 // stream has, and a place for each name that it shares with the view or with other streams.
 func (s *Sub) Size() int {
-	size := namePlace*(s.hosts.newRoutes.len()+s.hosts.waiting.len()) + hostPlace*s.hosts.memo.target.parts[unlayered].len()
+	size := namePlace*(s.hosts.newRoutes.len()+s.hosts.waiting.len()+s.hosts.stale.len()) + hostPlace*s.hosts.memo.target.parts[unlayered].len()
 	if s.unknown != nil {
 		for _, names := range s.unknown.names {
 			size += unknownPlace * len(names)

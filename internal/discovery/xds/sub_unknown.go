@@ -89,12 +89,14 @@ func (s *Sub) keepsSome() bool { return s.unknown != nil || len(s.cur.Quarantine
 // only this instance does not know it. That it goes on with it is not something that it lacks.
 func (s *Sub) keeps(r *Resource, t Type) bool { return s.cur.keeps(r, t) || s.keepsUnknown(r, t) }
 
-// keepsUnknown is keeps for the latter reason. The endpoints of a cluster stay as long as it does.
+// keepsUnknown is keeps for the latter reason. The endpoints of a cluster stay as long as it does, and route configurations as long
+// as any listener: what that has is not known, and Envoy goes on with a route configuration that a listener uses, and its clusters.
 func (s *Sub) keepsUnknown(r *Resource, t Type) bool {
 	if s.unknown == nil {
 		return false
 	}
-	return s.unknown.names[t][r.Name] && !s.makesWay(r, t) || t == EDS && s.unknown.names[CDS][r.Name]
+	names := &s.unknown.names
+	return names[t][r.Name] && !s.makesWay(r, t) || t == EDS && names[CDS][r.Name] || t == RDS && len(names[LDS]) > 0
 }
 
 // makesWay says whether a virtual host may have a domain that another one of its route configuration is to have: which it has is

@@ -1,7 +1,9 @@
 package xds
 
 import (
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -15,6 +17,9 @@ type separateHosts struct {
 	newRoutes *nameSet
 	// waiting are route configurations that the client has and for which it still waits for virtual hosts.
 	waiting *nameSet
+	// stale are virtual hosts that the client would claim on another stream though it has dropped them: their route
+	// configuration ended, and the client has asked for it again and was not sent it yet.
+	stale *nameSet
 	// fresh says that the client has asked for VHDS on this stream, and that those route configurations
 	// that it has from an earlier stream are not in waiting yet.
 	fresh bool
@@ -153,11 +158,15 @@ func (s *Sub) forgetHosts(routes *nameSet) {
 		return
 	}
 	s.forgetUnknownHosts(routes)
-	c := &s.states[VHDS]
+	c, unsent := &s.states[VHDS], s.states[RDS].forced
 	var rest []*Resource
+	var stale []string
 	size := 0
 	for r := range c.have.All() {
-		if routes.has(routesOf(r.Name)) {
+		if n := routesOf(r.Name); routes.has(n) {
+			if unsent.has(n) && c.get(r.Name) != nil {
+				stale = append(stale, r.Name)
+			}
 			r = &Resource{Type: VHDS, Name: r.Name}
 			size += resourcePlace
 		}
@@ -166,11 +175,39 @@ func (s *Sub) forgetHosts(routes *nameSet) {
 	if size > 0 {
 		c.have, c.own, c.ownSize = newTypeView(rest), true, c.ownSize+size
 	}
+	slices.Sort(stale)
+	s.hosts.stale = s.hosts.stale.with(newNameSet(slices.Compact(stale), 0), nil)
 	for n := range c.kept {
 		if routes.has(routesOf(n)) {
 			c.forget(n)
 		}
 	}
+}
+
+// removeStaleHosts has the client forget stale virtual hosts, before it gets their route configurations. If the stream
+// ended between these and the virtual hosts, the client would claim on the next one what it has not. [envoy V7]
+func (s *Sub) removeStaleHosts() {
+	c := &s.states[VHDS]
+	if s.hosts.stale.len() == 0 || !s.ready(VHDS) {
+		return
+	}
+	f := &flight{generation: s.cur.Generation, since: s.now, had: c.have, hadKept: maps.Clone(c.kept), removed: s.hosts.stale.all()}
+	s.hosts.stale = nil
+	s.seq++
+	f.seq, f.nonce = s.seq, strconv.FormatUint(s.seq, 10)
+	c.nonce, c.flight = f.nonce, f
+	s.hostsSent(f)
+	c.setHave(c.have, s.wanted(VHDS), f, nil)
+	send := Send{Type: VHDS, Generation: f.generation, Removed: f.removed, Nonce: f.nonce, from: s.wanted(VHDS)}
+	f.own = s.privateSize(send)
+	s.emit(send)
+}
+
+// hasStaleHosts says whether r is a route configuration that the client has virtual hosts of from before. It waits until
+// the client is told so, which no more than the answer to an earlier response of virtual hosts delays.
+func (s *Sub) hasStaleHosts(r *Resource) bool {
+	return r.Type == RDS && s.hosts.stale.len() > 0 &&
+		slices.ContainsFunc(s.hosts.stale.all(), func(n string) bool { return routesOf(n) == r.Name })
 }
 
 // routesUnsent says whether a route configuration with virtual hosts is still to be sent. They follow it: the client
