@@ -33,6 +33,8 @@ type modelClient struct {
 	bare map[string]bool
 	// refuses says why a response is refused, naming what it refuses; empty for not.
 	refuses func(Send) string
+	// refused are the versions that it refused when it was last sent them, by name.
+	refused [numTypes]map[string]string
 	// hasty: it says so at once, also of clusters while others warm.
 	hasty bool
 	out   []*Request
@@ -42,7 +44,7 @@ type modelClient struct {
 func newModelClient(delta bool) *modelClient {
 	c := &modelClient{delta: delta, warming: map[string]bool{}, active: map[string]bool{}, bare: map[string]bool{}, refuses: func(Send) string { return "" }}
 	for t := range numTypes {
-		c.have[t], c.subs[t], c.claims[t] = map[string]*Resource{}, map[string]bool{}, map[string]string{}
+		c.have[t], c.subs[t], c.claims[t], c.refused[t] = map[string]*Resource{}, map[string]bool{}, map[string]string{}, map[string]string{}
 	}
 	c.ask(CDS, &Request{})
 	c.ask(LDS, &Request{})
@@ -151,9 +153,13 @@ func (c *modelClient) take(s Send) {
 		c.remove(s.Type, n)
 	}
 	for _, r := range s.Upserts {
+		delete(c.refused[s.Type], r.Name)
 		if why == "" || r.Name != refused {
 			c.upsert(r)
-		} else if s.Type == EDS && c.warming[r.Name] {
+			continue
+		}
+		c.refused[s.Type][r.Name] = r.Version
+		if s.Type == EDS && c.warming[r.Name] {
 			delete(c.warming, r.Name) // it is in use without endpoints
 			c.active[r.Name] = true
 		}
