@@ -262,14 +262,6 @@ func (s *Server) behind() (time.Time, bool) {
 	return s.source.Behind()
 }
 
-// mayLack reports whether the configuration in force may lack something that another replica has: changes of the source may be missing,
-// or objects are in force as they were saved.
-func (s *Server) mayLack() bool {
-	_, behind := s.behind()
-	n := s.loop.gate.notes.Load()
-	return behind || n.restored > 0 || n.ends > 0
-}
-
 func (s *Server) version(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, s.opts.Version) }
 
 // syncEntry is one proxy in /debug/syncz. The fields that Istio has, too, have its names.

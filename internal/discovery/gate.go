@@ -47,6 +47,14 @@ type notes struct {
 	ignored           bool      // invalid policies are ignored
 }
 
+// mayLack reports whether the configuration in force may lack something that another replica has: changes of the source may be missing,
+// or objects are in force as they were saved.
+func (s *Server) mayLack() bool {
+	_, behind := s.behind()
+	n := s.loop.gate.notes.Load()
+	return behind || n.restored > 0 || n.ends > 0
+}
+
 func (g *gate) shut(why string) { g.why.Store(&why) }
 
 // openGate opens the gate, or logs why it stays closed.

@@ -3,7 +3,8 @@
 // Each stream that an Envoy opens on a Unix socket becomes one stream upstream; all share one
 // connection, which is dialled in the background, authenticated anew at each handshake and
 // kept alive. Messages of the types that concern a proxy pass as raw bytes in both directions, in both variants of the protocol;
-// requests are only counted, and checked for a NACK. Requests of other types are answered by the agent: nothing is there.
+// requests are only counted, and checked for a NACK, but for the acknowledgement of the inbound listener, which waits until all of
+// Envoy's workers have the listener. Requests of other types are answered by the agent: nothing is there.
 // The trust bundle and the name table are requested by the agent itself, on the same stream, and do not reach Envoy; the
 // health of the application is reported on it.
 // When the upstream stream ends, Envoy's ends with the same status, and Envoy reconnects.

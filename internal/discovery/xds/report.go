@@ -88,8 +88,9 @@ func (c *LatestView) reportListeners(s *Sub) {
 	if !c.reports.watched.Load() {
 		return
 	}
+	l := listenerReport{moving: s.moving(LDS)}
 	c.mu.Lock()
-	l := listenerReport{generation: c.taken.generation, moving: s.moving(LDS)}
+	l.generation = c.taken.generation
 	c.mu.Unlock()
 	c.reports.mu.Lock()
 	changed := l.generation != c.reports.listeners.generation || !slices.Equal(l.moving, c.reports.listeners.moving)
