@@ -23,6 +23,9 @@ run() {
 # Tests that kill programs, lose connections, or change configuration under load.
 faults='UnderLoad|HotRestarts|Killed|InvalidConfig|ClustersChange|RewrittenInPlace|Shutdown|CleansUpOnSignals|WithoutDiscovery'
 
+# Once, however long it takes: three Envoys that follow 1,000 edits.
+run "$half" go test -count=1 -timeout 60m ./test/e2e -run '^TestRandomEdits$' -edits 1000 -seed "$((RANDOM * 32768 + RANDOM + 1))"
+
 round=0
 while ((SECONDS < half)); do
   round=$((round + 1))
