@@ -50,15 +50,18 @@ func (s *Server) pages() []page {
 		{path: "config_dump", help: "Configuration of a proxy as Envoy dumps its own (?proxyID=POD.NAMESPACE, &types=cds,eds)", serve: s.configDump},
 		{path: "configz", help: "Istio's objects that are in force", serve: s.configz},
 		{path: "connections", help: "Connected proxies with their addresses", serve: s.connections},
+		{path: "ecdsz", help: "Extension configurations of a proxy (?proxyID=POD.NAMESPACE)", serve: s.ecdsz},
 		{path: "edsz", help: "Endpoints of a proxy (?proxyID=POD.NAMESPACE)", serve: s.edsz},
 		{path: "endpointShardz", help: "Endpoints of all services", serve: s.endpointShardz},
 		{path: "endpointz", help: "The same as endpointShardz", serve: s.endpointShardz},
 		{path: "explain", help: "Who may do what, and which policy says so (?from=POD.NAMESPACE&to=SERVICE.NAMESPACE&port=80&method=GET&path=/, or POST the question as JSON)", serve: s.explain},
 		{path: "factsz", help: "What pilotctl check asks: Pods without their proxy, addresses that no workload has, ends of certificates, ports", serve: s.facts},
+		{path: "inject", help: "Templates of the injector that are in force, by name", serve: s.injectTemplates},
 		{path: "instancesz", help: "Services of each connected proxy", serve: s.instancesz},
 		{path: "list", help: "Names of the pages as JSON", serve: s.listPages},
 		{path: "mesh", help: "Mesh configuration in force", serve: s.meshz},
 		{path: "ndsz", help: "Names that the agent of a proxy resolves (?proxyID=POD.NAMESPACE)", serve: s.ndsz},
+		{path: "networkz", help: "Gateways by which the networks of the mesh are reached", serve: s.networkz},
 		{path: "objectz", help: "Problems of the configuration", serve: s.objectz},
 		{path: "push_status", help: "What the configuration in force lacks, by metric", serve: s.pushStatus},
 		{path: "registryz", help: "All services", serve: s.registryz},
@@ -87,11 +90,8 @@ var notAvailable = map[string]string{
 	"ambientz":       "ambient mode is not served",
 	"authorizationz": "not served: explain says who may do what, configz lists the policies, config_dump has their filters",
 	"cachez":         "there is no cache: proxies share what was compiled; see classz",
-	"ecdsz":          "ECDS is not served",
-	"inject":         "there is no injector",
 	"krtz":           "rules are counted in classz",
 	"mcsz":           "multi-cluster services are not served",
-	"networkz":       "networks are not listed; edsz shows the gateways that a proxy uses",
 	"pushcontext":    "there is no push context; see classz and push_status",
 	"sidecarz":       "what a Sidecar selects is part of the class; see classz and config_dump",
 	"telemetryz":     "not served: configz lists the Telemetry objects, config_dump has what they do",
@@ -461,6 +461,13 @@ func typeNamed(name string) (xds.Type, bool) {
 func (s *Server) edsz(w http.ResponseWriter, r *http.Request) {
 	if view, ok := s.viewOf(w, r); ok {
 		writeMessage(w, xds.DumpResources(view, xds.EDS))
+	}
+}
+
+// ecdsz writes the extension configurations of a proxy's view.
+func (s *Server) ecdsz(w http.ResponseWriter, r *http.Request) {
+	if view, ok := s.viewOf(w, r); ok {
+		writeMessage(w, xds.DumpResources(view, xds.ECDS))
 	}
 }
 

@@ -172,7 +172,8 @@ func TestIstioctlInternalDebug(t *testing.T) {
 		"none":                            "404 page not found",
 		"../ready":                        "404 page not found",
 		"pprof/cmdline":                   "404 page not found",
-		"inject":                          "not available",
+		"krtz":                            "not available",
+		"inject":                          "nothing is injected",
 		"%zz":                             "invalid page",
 	} {
 		if got := page(name); !strings.Contains(got, want) {

@@ -84,8 +84,8 @@ type loop struct {
 	traces map[refusedVersion][]object.Key
 	why    func(compile.Key, int) []object.Key
 
-	// inventory lists all services, for debug pages.
-	inventory *incr.Rule[struct{}, []inventory]
+	// listing lists what the mesh has, for debug pages.
+	listing *incr.Rule[struct{}, listing]
 	// shown lists what pages show of services, as of the commit shownAt; nil if no page has been shown.
 	shown    *incr.Rule[struct{}, []ui.Service]
 	lastPage []ui.Service
@@ -146,7 +146,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 	l.opened = make(chan struct{})
 	l.onOpen = append(l.onOpen, func() { close(l.opened) })
 	l.bootstraps = newBootstraps(l.views.compiler)
-	l.inventory, l.why, l.shown = inventoryRule(g, m), l.views.compiler.Why, shownServices(g, m)
+	l.listing, l.why, l.shown = listingRule(g, m), l.views.compiler.Why, shownServices(g, m)
 	l.gatewayStatuses = newGatewayStatuses(g, m)
 	l.references = incr.Derive(g, model.LevelCompile, "certificate references", func(r *incr.Reader, _ struct{}) map[credentials.Reference]bool { return m.CertificateReferences(r) })
 	l.views.onApplied = func(generations []uint64) { l.timeline.applied(generations, time.Now()) }

@@ -58,6 +58,9 @@ var (
 	descRuns     = prometheus.NewDesc("pilothouse_rule_runs_total", "Executions of a compile rule.", []string{"rule"}, nil)
 	descMoves    = prometheus.NewDesc("pilothouse_rule_moves_total", "Executions of a compile rule that changed its value.", []string{"rule"}, nil)
 
+	descClusters = prometheus.NewDesc("istiod_managed_clusters", "Clusters that objects are read from.", []string{"cluster_type"}, nil)
+	descTimeouts = prometheus.NewDesc("remote_cluster_sync_timeouts_total", "How often a remote cluster has not been read in time, so that it was not waited for.", []string{"cluster"}, nil)
+
 	descKeys = prometheus.NewDesc("pilothouse_jwks_sources", "Where keys of tokens are fetched from: fetched, last_good (the last fetch has failed, older keys are in force), none (every token is refused).", []string{"state"}, nil)
 
 	descStalled      = prometheus.NewDesc("pilothouse_loop_stalled", "1 while the loop that applies changes makes no progress, else 0.", nil, nil)
@@ -100,6 +103,11 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	counter(descLimited, float64(s.limiter.Refused()))
+	gauge(descClusters, 1, "local")
+	gauge(descClusters, float64(len(s.source.Clusters())), "remote")
+	for id, n := range s.source.Timeouts() {
+		counter(descTimeouts, float64(n), id)
+	}
 	s.collectKept(gauge, counter)
 	s.collectGaps(gauge)
 	snap, ok := s.loop.numbers()

@@ -72,8 +72,13 @@ func TestMetricsWithNamesOfIstio(t *testing.T) {
 		}
 		return now["pilot_xds_recv_max"] > 100
 	})
-	if n, ok := p.metrics()["pilot_total_xds_internal_errors"]; !ok || n != 0 {
-		t.Errorf("pilot_total_xds_internal_errors %v, present: %v; want 0", n, ok)
+	for name, want := range map[string]float64{
+		"pilot_total_xds_internal_errors": 0, `pilot_total_xds_rejects{type="cds"}`: 0, `pilot_xds_expired_nonce{type="lds"}`: 0, "pilot_sds_certificate_errors_total": 0,
+		`istiod_managed_clusters{cluster_type="local"}`: 1, `istiod_managed_clusters{cluster_type="remote"}`: 0,
+	} {
+		if n, ok := p.metrics()[name]; !ok || n != want {
+			t.Errorf("%s %v, present: %v; want %v", name, n, ok, want)
+		}
 	}
 	if life := p.metrics()["citadel_server_root_cert_expiry_seconds"]; life < 1 || life > 86400*366*20 {
 		t.Errorf("the root expires in %v s", life)

@@ -1,9 +1,9 @@
 package discovery
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -117,7 +117,7 @@ func (s *Server) listPages(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, out)
 }
 
-// clusterz lists the one cluster that objects are read from.
+// clusterz lists the clusters that objects are read from.
 func (s *Server) clusterz(w http.ResponseWriter, _ *http.Request) {
 	status := "syncing"
 	s.loop.ask(func() {
@@ -125,7 +125,7 @@ func (s *Server) clusterz(w http.ResponseWriter, _ *http.Request) {
 			status = "synced"
 		}
 	})
-	list := []map[string]string{{"id": registryName, "secretName": "", "syncStatus": status}}
+	list := []map[string]string{{"id": s.ownCluster(), "secretName": "", "syncStatus": status}}
 	for _, c := range s.source.Clusters() {
 		one := map[string]string{"id": c.ID, "secretName": c.Secret, "syncStatus": "syncing"}
 		if c.Synced {
@@ -139,8 +139,45 @@ func (s *Server) clusterz(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, list)
 }
 
-// registryName is Istio's name of the one cluster of a control plane without remote ones.
+// registryName is Istio's name of the registry of Kubernetes' services, and that of a cluster that has no name.
 const registryName = "Kubernetes"
+
+// ownCluster returns the name of the cluster that is not remote.
+func (s *Server) ownCluster() string { return cmp.Or(s.opts.Kubernetes.Cluster, registryName) }
+
+// networkEntry is a gateway in /debug/networkz.
+type networkEntry struct {
+	Network, Cluster, Addr string
+	Port                   uint32
+}
+
+// networkz lists the gateways of all networks.
+func (s *Server) networkz(w http.ResponseWriter, _ *http.Request) {
+	var gateways []model.NetworkGateway
+	if !s.loop.ask(func() { gateways = s.loop.list().gateways }) {
+		unanswered(w)
+		return
+	}
+	out := []networkEntry{}
+	for _, g := range gateways {
+		out = append(out, networkEntry{g.Network, g.Cluster, g.Address, g.Port})
+	}
+	writeJSON(w, out)
+}
+
+// injectTemplates writes the templates of the injector.
+func (s *Server) injectTemplates(w http.ResponseWriter, _ *http.Request) {
+	if s.webhooks.injector == nil {
+		http.Error(w, "nothing is injected: that needs a cluster, from which the configuration is read, and --httpsAddr", http.StatusNotFound)
+		return
+	}
+	texts, ok := s.webhooks.injector.TemplateTexts()
+	if !ok {
+		http.Error(w, "the configuration of the injector has not been read: see the log of pilot-discovery", http.StatusServiceUnavailable)
+		return
+	}
+	writeJSON(w, texts)
+}
 
 // meshz writes the mesh configuration in force.
 func (s *Server) meshz(w http.ResponseWriter, _ *http.Request) {
@@ -256,25 +293,34 @@ type inventory struct {
 	instances []*model.Instance
 }
 
-// inventoryRule is the rule that lists all services with their endpoints; it has a value only while a page
-// is made.
-func inventoryRule(g *incr.Graph, m *model.Model) *incr.Rule[struct{}, []inventory] {
-	return incr.Derive(g, model.LevelCompile, "inventory", func(r *incr.Reader, _ struct{}) []inventory {
-		var out []inventory
+// listing is what the mesh has.
+type listing struct {
+	services []inventory
+	gateways []model.NetworkGateway
+}
+
+// listingRule is the rule that lists what the mesh has; it has a value only while a page is made.
+func listingRule(g *incr.Graph, m *model.Model) *incr.Rule[struct{}, listing] {
+	return incr.Derive(g, model.LevelCompile, "listing", func(r *incr.Reader, _ struct{}) listing {
+		out := listing{gateways: m.NetworkGateways(r)}
 		for _, s := range m.ServiceRows(r) {
-			out = append(out, inventory{s, m.Instances(r, s.Key)})
+			out.services = append(out.services, inventory{s, m.Instances(r, s.Key)})
 		}
 		return out
 	})
 }
 
+// list returns what the mesh has. Call it through ask.
+func (l *loop) list() listing {
+	out := l.listing.Want(struct{}{})
+	l.listing.Unwant(struct{}{})
+	l.graph.Run() // drop it
+	return out
+}
+
 // allServices returns all services with their endpoints; false if the loop does not answer.
 func (l *loop) allServices() (out []inventory, ok bool) {
-	ok = l.ask(func() {
-		out = l.inventory.Want(struct{}{})
-		l.inventory.Unwant(struct{}{})
-		l.graph.Run() // drop it
-	})
+	ok = l.ask(func() { out = l.list().services })
 	return out, ok
 }
 
@@ -317,7 +363,8 @@ func portOf(p model.Port) portEntry {
 	return portEntry{p.Name, p.Number, protocol}
 }
 
-func serviceOf(s *model.Service) serviceEntry {
+// serviceOf describes a service; cluster is the control plane's own.
+func serviceOf(s *model.Service, cluster string) serviceEntry {
 	registry := "External"
 	if s.Source.Kubernetes {
 		registry = registryName
@@ -341,7 +388,7 @@ func serviceOf(s *model.Service) serviceEntry {
 		addresses = append(addresses, prefix.String())
 	}
 	if len(addresses) > 0 {
-		e.DefaultAddress, e.ClusterVIPs.Addresses = addresses[0], map[string][]string{registryName: addresses}
+		e.DefaultAddress, e.ClusterVIPs.Addresses = addresses[0], map[string][]string{cluster: addresses}
 	}
 	switch s.Resolution {
 	case model.Static:
@@ -368,7 +415,7 @@ func (s *Server) registryz(w http.ResponseWriter, _ *http.Request) {
 	}
 	out := []serviceEntry{}
 	for _, i := range all {
-		out = append(out, serviceOf(i.service))
+		out = append(out, serviceOf(i.service, s.ownCluster()))
 	}
 	writeJSON(w, out)
 }
@@ -401,35 +448,46 @@ func (s *Server) endpointShardz(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	out := map[string]map[string]shards{}
+	// Services of one host and namespace in several clusters list each other's endpoints.
+	type place struct{ host, namespace, shard, address, port string }
+	listed := map[place]bool{}
 	for _, i := range all {
 		if out[i.service.Host] == nil {
 			out[i.service.Host] = map[string]shards{}
 		}
-		registry := "External/" + registryName
+		registry := "External/"
 		if i.service.Source.Kubernetes {
-			registry = registryName + "/" + registryName
+			registry = registryName + "/"
 		}
-		accounts := map[string]bool{}
-		list := []endpointEntry{}
+		list := map[string][]endpointEntry{registry + s.ownCluster(): {}}
+		of := out[i.service.Host][i.service.Namespace]
 		for _, in := range i.instances {
-			list = append(list, endpointsOf(i.service, in)...)
+			cluster := cmp.Or(in.ClusterID, s.ownCluster())
+			for _, e := range endpointsOf(i.service, in, cluster) {
+				if p := (place{i.service.Host, i.service.Namespace, registry + cluster, in.Address, e.ServicePortName}); !listed[p] {
+					listed[p] = true
+					list[registry+cluster] = append(list[registry+cluster], e)
+				}
+			}
 			if in.Identity != "" {
-				accounts[in.Identity] = true
+				of.ServiceAccounts = append(of.ServiceAccounts, in.Identity)
 			}
 		}
-		of := out[i.service.Host][i.service.Namespace]
 		if of.Shards == nil {
 			of.Shards = map[string][]endpointEntry{}
 		}
-		of.Shards[registry] = append(of.Shards[registry], list...)
-		of.ServiceAccounts = append(of.ServiceAccounts, slices.Sorted(maps.Keys(accounts))...)
+		for shard, more := range list {
+			of.Shards[shard] = append(of.Shards[shard], more...)
+		}
+		slices.Sort(of.ServiceAccounts)
+		of.ServiceAccounts = slices.Compact(of.ServiceAccounts)
 		out[i.service.Host][i.service.Namespace] = of
 	}
 	writeJSON(w, out)
 }
 
-// endpointsOf are the ports of an instance.
-func endpointsOf(s *model.Service, in *model.Instance) (out []endpointEntry) {
+// endpointsOf are the ports of an instance in a cluster.
+func endpointsOf(s *model.Service, in *model.Instance, cluster string) (out []endpointEntry) {
 	for _, p := range s.Ports {
 		target, ok := in.Ports[p.Key()]
 		if !ok {
@@ -439,7 +497,7 @@ func endpointsOf(s *model.Service, in *model.Instance) (out []endpointEntry) {
 			Labels: in.Labels, Addresses: append([]string{in.Address}, in.Others...), ServicePortName: p.Name, ServiceAccount: in.Identity, Network: in.Network,
 			EndpointPort: target, LbWeight: in.Weight, TLSMode: "disabled", Namespace: in.Namespace, WorkloadName: in.Workload,
 		}
-		e.Locality.Label, e.Locality.ClusterID = in.Locality.String(), registryName
+		e.Locality.Label, e.Locality.ClusterID = in.Locality.String(), cluster
 		if in.TLS {
 			e.TLSMode = "istio"
 		}
@@ -485,7 +543,7 @@ func (s *Server) instancesz(w http.ResponseWriter, _ *http.Request) {
 			for _, p := range at[c.Node.Namespace()+"/"+ip.Unmap().String()] {
 				for _, port := range p.service.Ports {
 					if number, ok := p.instance.Ports[port.Key()]; ok {
-						list = append(list, target{serviceOf(p.service), targetPort{portOf(port), number}})
+						list = append(list, target{serviceOf(p.service, s.ownCluster()), targetPort{portOf(port), number}})
 					}
 				}
 			}

@@ -6,8 +6,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
+	"github.com/pilothouse/pilothouse/internal/object"
 )
 
 // lacking has an object for each of the gaps.
@@ -44,6 +48,19 @@ kind: DestinationRule
 metadata: {name: two, namespace: shop}
 spec: {host: reviews.shop.svc.cluster.local, subsets: [{name: v1, labels: {version: v2}}]}
 ---
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: extensions, namespace: shop}
+spec:
+  configPatches:
+  - {applyTo: EXTENSION_CONFIG, patch: {operation: ADD, value: {name: limited, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer, max_request_bytes: 77}}}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: east-west, namespace: istio-system, labels: {topology.istio.io/network: west}}
+spec: {clusterIP: 10.96.0.4, ports: [{name: tls, port: 15443}]}
+status: {loadBalancer: {ingress: [{ip: 203.0.113.9}]}}
+---
 apiVersion: v1
 kind: Secret
 metadata: {name: private, namespace: shop}
@@ -54,26 +71,28 @@ func TestEveryDebugPage(t *testing.T) {
 	p := synced(t)
 	p.emit(lacking, false)
 	for path, want := range map[string][]string{
-		"":                             {"/debug/syncz\t", "/debug/pprof/profile\t", "Not available:", "/debug/inject\t"},
+		"":                             {"/debug/syncz\t", "/debug/pprof/profile\t", "Not available:", "/debug/krtz\t", "/debug/inject\t"},
 		"/adsz":                        {`"totalClients": 1`, `"connectionId": "reviews-1.shop-`, `"app": "reviews"`, `"NAMESPACE": "shop"`, "envoy.config.route.v3.RouteConfiguration\": [\n          \"9080\"", `"*"`},
 		"/adsz?proxyID=reviews-1.shop": {`"totalClients": 1`},
 		"/connections":                 {`"totalClients": 1`, `"address": "127.0.0.1:`},
 		"/clusterz":                    {`"id": "Kubernetes"`, `"syncStatus": "synced"`},
 		"/config_dump?proxyID=reviews-1.shop&types=lds": {"virtualInbound", "envoy.config.listener.v3.Listener"},
-		"/configz":                     {`"kind": "DestinationRule"`, `"apiVersion": "networking.istio.io/v1"`, `"name": "one"`, `"host": "reviews"`},
-		"/edsz?proxyID=reviews-1.shop": {"ClusterLoadAssignment", "10.99.0.1"},
-		"/endpointShardz":              {`"reviews.shop.svc.cluster.local"`, `"Kubernetes/Kubernetes"`, `"10.99.0.1"`, `"EndpointPort": 9080`, `"spiffe://cluster.local/ns/shop/sa/default"`},
-		"/endpointz":                   {`"10.99.0.1"`},
-		"/instancesz":                  {`"reviews-1.shop": [`, `"hostname": "reviews.shop.svc.cluster.local"`, `"TargetPort": 9080`},
-		"/factsz":                      {`"expected": 0`, `"proxy": "reviews-1.shop"`, `"sha256"`, `"pages": "127.0.0.1:`},
-		"/list":                        {`"syncz"`, `"edsz"`},
-		"/mesh":                        {`"rootNamespace"`, `"istio-system"`},
-		"/objectz":                     {"["},
-		"/classz":                      {`"generation"`},
-		"/push_status":                 {`"outbound|9080||empty.shop.svc.cluster.local"`, `"outbound|9080|v1|reviews.shop.svc.cluster.local"`, `"shop/slow 10.99.0.7"`, `"shop/slow 10.99.0.8"`, `"shop/starting"`, `"reviews.shop.svc.cluster.local v1"`},
-		"/registryz":                   {`"hostname": "empty.shop.svc.cluster.local"`, `"defaultAddress": "10.96.0.2"`, `"protocol": "HTTP"`, `"app": "none"`},
-		"/resourcesz":                  {`"kind": "VirtualService"`, `"group": "security.istio.io"`},
-		"/syncz":                       {`"proxy": "reviews-1.shop"`},
+		"/configz":                      {`"kind": "DestinationRule"`, `"apiVersion": "networking.istio.io/v1"`, `"name": "one"`, `"host": "reviews"`},
+		"/ecdsz?proxyID=reviews-1.shop": {`"name": "limited"`, `"maxRequestBytes": 77`},
+		"/edsz?proxyID=reviews-1.shop":  {"ClusterLoadAssignment", "10.99.0.1"},
+		"/endpointShardz":               {`"reviews.shop.svc.cluster.local"`, `"Kubernetes/Kubernetes"`, `"10.99.0.1"`, `"EndpointPort": 9080`, `"spiffe://cluster.local/ns/shop/sa/default"`},
+		"/endpointz":                    {`"10.99.0.1"`},
+		"/instancesz":                   {`"reviews-1.shop": [`, `"hostname": "reviews.shop.svc.cluster.local"`, `"TargetPort": 9080`},
+		"/factsz":                       {`"expected": 0`, `"proxy": "reviews-1.shop"`, `"sha256"`, `"pages": "127.0.0.1:`},
+		"/list":                         {`"syncz"`, `"edsz"`},
+		"/mesh":                         {`"rootNamespace"`, `"istio-system"`},
+		"/networkz":                     {`"Network": "west"`, `"Addr": "203.0.113.9"`, `"Port": 15443`},
+		"/objectz":                      {"["},
+		"/classz":                       {`"generation"`},
+		"/push_status":                  {`"outbound|9080||empty.shop.svc.cluster.local"`, `"outbound|9080|v1|reviews.shop.svc.cluster.local"`, `"shop/slow 10.99.0.7"`, `"shop/slow 10.99.0.8"`, `"shop/starting"`, `"reviews.shop.svc.cluster.local v1"`},
+		"/registryz":                    {`"hostname": "empty.shop.svc.cluster.local"`, `"defaultAddress": "10.96.0.2"`, `"protocol": "HTTP"`, `"app": "none"`},
+		"/resourcesz":                   {`"kind": "VirtualService"`, `"group": "security.istio.io"`},
+		"/syncz":                        {`"proxy": "reviews-1.shop"`},
 		"/why?proxyID=reviews-1.shop&type=cds&name=outbound|9080|v1|reviews.shop.svc.cluster.local": {`"Service shop/reviews"`, `"DestinationRule shop/one"`},
 		"/pprof/":                  {"goroutine"},
 		"/pprof/goroutine?debug=1": {"goroutine profile"},
@@ -95,7 +114,7 @@ func TestEveryDebugPage(t *testing.T) {
 	for path, want := range map[string]int{
 		"/why": http.StatusBadRequest, "/why?proxyID=reviews-1.shop&type=sds&name=x": http.StatusBadRequest, "/why?proxyID=reviews-1.shop&type=cds&name=x": http.StatusNotFound,
 		"/why?proxyID=nobody.shop&type=cds&name=x": http.StatusNotFound,
-		"/inject": http.StatusNotImplemented, "/adsz?push=true": http.StatusNotImplemented, "/edsz": http.StatusBadRequest, "/edsz?proxyID=nobody.shop": http.StatusNotFound,
+		"/inject": http.StatusNotFound, "/ecdsz": http.StatusBadRequest, "/krtz": http.StatusNotImplemented, "/adsz?push=true": http.StatusNotImplemented, "/edsz": http.StatusBadRequest, "/edsz?proxyID=nobody.shop": http.StatusNotFound,
 		"/adsz?proxyID=nobody.shop": http.StatusNotFound, "/config_dump?proxyID=reviews-1.shop&types=sds": http.StatusBadRequest, "/none": http.StatusNotFound,
 	} {
 		if code, body := p.get(p.addr.HTTP, "/debug"+path); code != want {
@@ -107,11 +126,41 @@ func TestEveryDebugPage(t *testing.T) {
 		t.Errorf("/debug/list: %s", body)
 	}
 	_, metrics := p.get(p.addr.Monitoring, "/metrics")
-	for _, want := range []string{"pilot_eds_no_instances 2", "pilot_endpoint_not_ready 1", "endpoint_no_pod 1", "pilot_no_ip 1", "pilot_destrule_subsets 1"} {
+	for _, want := range []string{"pilot_eds_no_instances 3", "pilot_endpoint_not_ready 1", "endpoint_no_pod 1", "pilot_no_ip 1", "pilot_destrule_subsets 1"} {
 		if !strings.Contains(metrics, "\n"+want+"\n") {
 			t.Errorf("metrics lack %s", want)
 		}
 	}
+}
+
+// Pages have the names of clusters: that of the control plane's own, and those of remote ones.
+func TestDebugPagesNameClusters(t *testing.T) {
+	p := start(t, func(o *Options) { o.Kubernetes.Cluster = "east" })
+	p.emit(shop, true)
+	remote := decode.Documents("west.yaml", []byte("apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n---\n"+strings.ReplaceAll(shop, "10.99.0.1", "10.88.0.1")+
+		"---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: reviews-1, namespace: shop, labels: {kubernetes.io/service-name: reviews}}\naddressType: IPv4\n"+
+		"ports: [{name: http, port: 9080}]\nendpoints: [{addresses: [10.88.0.1], conditions: {ready: true}}]\n"))
+	var b object.Batch
+	for _, o := range remote.Objects {
+		o.Key.Cluster = "west"
+		b.Changes = append(b.Changes, object.Change{Key: o.Key, Object: &o})
+	}
+	p.batch(b)
+	for path, want := range map[string][]string{
+		"/clusterz":       {`"id": "east"`},
+		"/registryz":      {`"east": [`},
+		"/endpointShardz": {`"Kubernetes/east": [`, `"Kubernetes/west": [`, `"ClusterID": "east"`, `"ClusterID": "west"`, `"10.88.0.1"`},
+	} {
+		if _, body := p.get(p.addr.HTTP, "/debug"+path); !containsAll(body, want) {
+			t.Errorf("%s does not contain all of %s:\n%.3000s", path, want, body)
+		} else if path == "/endpointShardz" && strings.Count(body, `"EndpointPort"`) != 2 {
+			t.Errorf("want each endpoint once:\n%.3000s", body)
+		}
+	}
+}
+
+func containsAll(text string, parts []string) bool {
+	return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(text, part) })
 }
 
 // The requests come from an address of another host, to both HTTP ports.

@@ -83,6 +83,7 @@ type Config struct {
 	revisions []string // its name, and its tags
 	native    Native
 	templates map[string]*template.Template
+	texts     map[string]string // of templates that are not built in
 	aliases   map[string][]string
 	// defaults are the templates of Pods that name none.
 	defaults            []string
@@ -149,6 +150,19 @@ func (c *Config) Templates() []string {
 	return names
 }
 
+// TemplateTexts returns the texts of all templates, by name.
+func (c *Config) TemplateTexts() map[string]string {
+	out := make(map[string]string, len(c.templates))
+	for name := range c.templates {
+		if own, ok := c.texts[name]; ok {
+			out[name] = own
+		} else {
+			out[name] = readTemplate(name)
+		}
+	}
+	return out
+}
+
 func (c *Config) readFile(text string) error {
 	f := file{Policy: firstNonEmpty(c.values.Global.Proxy.AutoInject, "enabled")}
 	tree, err := parseMapping("config", text)
@@ -206,7 +220,7 @@ func (c *Config) readTemplates(f file) error {
 	}
 	maps.Copy(texts, c.values.Webhook.Templates)
 	maps.Copy(texts, f.Templates)
-	c.templates = maps.Clone(builtin)
+	c.templates, c.texts = maps.Clone(builtin), texts
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		t, err := parseTemplate(name, texts[name])
 		if err != nil {

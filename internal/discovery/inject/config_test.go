@@ -162,6 +162,14 @@ func TestTemplatesDoNotChangeTheConfig(t *testing.T) {
 	}
 }
 
+func TestTemplateTexts(t *testing.T) {
+	const own = "metadata: {labels: {mine: 'yes'}}"
+	got := newConfig(t, inject.Options{Config: "templates: {custom: \"" + own + "\", gateway: \"" + own + "\"}"}).TemplateTexts()
+	if len(got) != 5 || got["custom"] != own || got["gateway"] != own || !strings.Contains(got["sidecar"], "istio-proxy") {
+		t.Errorf("%d templates, %q, %q and %.200q", len(got), got["custom"], got["gateway"], got["sidecar"])
+	}
+}
+
 // TestAnOverlayAddsToTheSidecar is how Istio documents templates: the annotation names several.
 func TestAnOverlayAddsToTheSidecar(t *testing.T) {
 	c := newConfig(t, inject.Options{Config: `

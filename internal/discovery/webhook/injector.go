@@ -225,6 +225,15 @@ func (c *ClusterInjector) renew(last, now made) made {
 	return now
 }
 
+// TemplateTexts returns the texts of the templates in force, by name; false if the configuration has not been read.
+func (c *ClusterInjector) TemplateTexts() (map[string]string, bool) {
+	config := c.current.Load()
+	if config == nil {
+		return nil, false
+	}
+	return config.TemplateTexts(), true
+}
+
 // errNotRead is the reason for which Pods are not created before the configuration has been read: without it
 // they would run outside of the mesh.
 var errNotRead = errors.New("the configuration of the injector has not been read: try again, or see the log of pilot-discovery")

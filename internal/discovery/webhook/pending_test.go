@@ -43,10 +43,16 @@ func TestInjectorIsPendingUntilItsConfigurationIsRead(t *testing.T) {
 			if _, err := in.Inject(webhook.PodRequest{Pod: &corev1.Pod{}, Namespace: "shop", Path: "/inject"}); err == nil {
 				t.Error("a Pod is injected by a configuration that has not been read")
 			}
+			if texts, ok := in.TemplateTexts(); ok {
+				t.Errorf("templates %v of a configuration that has not been read", texts)
+			}
 			close(release)
 			wait.Until(t, "it is not pending", func() bool { return in.Pending() == "" })
 			if _, err := in.Inject(webhook.PodRequest{Pod: &corev1.Pod{}, Namespace: "shop", Path: "/inject"}); err != nil {
 				t.Errorf("a Pod is refused when nothing is pending: %v", err)
+			}
+			if texts, ok := in.TemplateTexts(); !ok || texts["sidecar"] == "" {
+				t.Errorf("templates %v, known: %v; want those that are built in", texts, ok)
 			}
 		})
 	}

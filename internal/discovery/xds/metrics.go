@@ -22,6 +22,7 @@ type metrics struct {
 	convergence prometheus.Histogram
 	queued      prometheus.Histogram
 	internal    prometheus.Counter
+	noSecret    prometheus.Counter
 	received    prometheus.Collector
 	largest     atomic.Int64           // request, in bytes
 	refused     *prometheus.CounterVec // by reason
@@ -51,6 +52,8 @@ func newMetrics(connected, stuck func() int) *metrics {
 			Help: "Seconds from a view's publication until the proxy's stream took it up.", Buckets: []float64{.001, .01, .1, .5, 1, 3, 5, 10, 20, 30}}),
 		internal: prometheus.NewCounter(prometheus.CounterOpts{Name: "pilot_total_xds_internal_errors",
 			Help: "Streams that ended because of an error of the server's own."}),
+		noSecret: prometheus.NewCounter(prometheus.CounterOpts{Name: "pilot_sds_certificate_errors_total",
+			Help: "Secrets that proxies asked for and did not get."}),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "pilothouse_xds_refused_total",
 			Help: "Connections and streams refused because a client overstepped a bound (docs/limits.md)."}, []string{"reason"}),
 	}
@@ -63,12 +66,15 @@ func newMetrics(connected, stuck func() int) *metrics {
 		m.rejects[t] = prometheus.NewCounter(prometheus.CounterOpts{Name: "pilot_xds_" + t.label() + "_reject",
 			Help: t.String() + " responses that proxies refused."})
 		m.pushed[t], m.sizes[t] = m.pushes.WithLabelValues(t.label()), m.size.WithLabelValues(t.label())
+		// A counter that begins with 0 has a rate from its first increase.
+		m.allRejects.WithLabelValues(t.label())
+		m.stale.WithLabelValues(t.label())
 	}
 	return m
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	out := []prometheus.Collector{m.connected, m.stuck, m.pushes, m.allRejects, m.stale, m.size, m.sending, m.convergence, m.queued, m.internal, m.received, m.refused}
+	out := []prometheus.Collector{m.connected, m.stuck, m.pushes, m.allRejects, m.stale, m.size, m.sending, m.convergence, m.queued, m.internal, m.noSecret, m.received, m.refused}
 	for _, r := range m.rejects {
 		out = append(out, r)
 	}

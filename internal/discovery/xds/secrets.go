@@ -275,6 +275,7 @@ func (s *stream) secretsFor(names []string, again bool) (resources []*discoveryv
 		case t.wanted[name] == "":
 			t.wanted[name] = absentVersion
 			removed = append(removed, name)
+			s.server.metrics.noSecret.Inc()
 			s.logAbsent(name, answer)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/prometheus/client_golang/prometheus"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/credentials"
@@ -76,9 +77,17 @@ func (v *vault) set(version string) {
 
 func secretsOf(t *testing.T, v *vault, auth Authenticate) deltaStream {
 	t.Helper()
-	s := New(&oneClass{latest: NewLatestView((&View{}).At(1))}, quiet(t), nil)
+	g, _ := countedSecretsOf(t, v, auth)
+	return g
+}
+
+// countedSecretsOf also returns the server's metrics.
+func countedSecretsOf(t *testing.T, v *vault, auth Authenticate) (deltaStream, *prometheus.Registry) {
+	t.Helper()
+	reg := prometheus.NewRegistry()
+	s := New(&oneClass{latest: NewLatestView((&View{}).At(1))}, quiet(t), reg)
 	s.ServeSecrets(v)
-	return open(t, dial(t, s, auth))
+	return open(t, dial(t, s, auth)), reg
 }
 
 func recvSecrets(t *testing.T, g deltaStream) (m *discoveryv3.DeltaDiscoveryResponse, names []string) {
@@ -99,7 +108,7 @@ var gateway = mesh.Identity{TrustDomain: "cluster.local", Namespace: "shop", Ser
 // removed stays with it.
 func TestSecretsAreSentByName(t *testing.T) {
 	v := newVault()
-	g := secretsOf(t, v, as(gateway))
+	g, reg := countedSecretsOf(t, v, as(gateway))
 	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{Node: node(nil), TypeUrl: SecretType, ResourceNamesSubscribe: []string{
 		"kubernetes://a", "kubernetes://a-cacert", "kubernetes://b", "kubernetes://other/a", "default",
 	}})
@@ -109,6 +118,9 @@ func TestSecretsAreSentByName(t *testing.T) {
 	}
 	if want := []string{"default", "kubernetes://b", "kubernetes://other/a"}; !slices.Equal(m.GetRemovedResources(), want) {
 		t.Errorf("absent are %q, want %q", m.GetRemovedResources(), want)
+	}
+	if n := metricValue(t, reg, "pilot_sds_certificate_errors_total"); n != 3 {
+		t.Errorf("%v secrets that were not given are counted, want 3", n)
 	}
 	var one tlsv3.Secret
 	if err := m.GetResources()[0].GetResource().UnmarshalTo(&one); err != nil || string(one.GetTlsCertificate().GetCertificateChain().GetInlineBytes()) != "chain 1" {

@@ -14,8 +14,8 @@ import (
 	"github.com/pilothouse/pilothouse/internal/mesh"
 )
 
-// gauge is the value of a metric without labels.
-func gauge(t *testing.T, reg *prometheus.Registry, name string) float64 {
+// metricValue is the value of a metric without labels.
+func metricValue(t *testing.T, reg *prometheus.Registry, name string) float64 {
 	t.Helper()
 	all, err := reg.Gather()
 	if err != nil {
@@ -23,7 +23,7 @@ func gauge(t *testing.T, reg *prometheus.Registry, name string) float64 {
 	}
 	for _, f := range all {
 		if f.GetName() == name {
-			return f.GetMetric()[0].GetGauge().GetValue()
+			return f.GetMetric()[0].GetGauge().GetValue() + f.GetMetric()[0].GetCounter().GetValue()
 		}
 	}
 	t.Fatalf("no metric %s", name)
@@ -50,7 +50,7 @@ func TestAProxyThatDoesNotAcknowledgeIsStuck(t *testing.T) {
 			if n, m := lines("proxy does not acknowledge"), lines("proxy acknowledges again"); n != gone || m != back {
 				t.Errorf("%s: %d lines about a stuck proxy and %d about the end of that, want %d and %d:\n%s", when, n, m, gone, back, said)
 			}
-			if v := gauge(t, reg, "pilothouse_xds_stuck"); v != stuck {
+			if v := metricValue(t, reg, "pilothouse_xds_stuck"); v != stuck {
 				t.Errorf("%s: pilothouse_xds_stuck is %v, want %v", when, v, stuck)
 			}
 			got := s.Connections()[0]

@@ -81,8 +81,8 @@ type State struct {
 	runner Runner
 }
 
-// Source joins sources. Create one with New. Run may be called once; SetConfigSources and Clusters are safe for
-// concurrent use.
+// Source joins sources. Create one with New. Run may be called once; SetConfigSources, Behind, Clusters and
+// Timeouts are safe for concurrent use.
 type Source struct {
 	o      Options
 	events chan func()
@@ -97,8 +97,9 @@ type Source struct {
 	applied []chan struct{}
 	tasks   sync.WaitGroup
 
-	mu     sync.Mutex // guards states
-	states map[string]State
+	mu       sync.Mutex // guards what follows
+	states   map[string]State
+	timeouts map[string]int64 // by ID of the cluster
 }
 
 // opened is a source that runs.
@@ -114,7 +115,7 @@ func New(o Options) *Source {
 	if o.Timeout <= 0 {
 		o.Timeout = defaultTimeout
 	}
-	s := &Source{o: o, events: make(chan func(), 64), open: map[string]*opened{}, refused: map[string]object.Problem{}, states: map[string]State{}}
+	s := &Source{o: o, events: make(chan func(), 64), open: map[string]*opened{}, refused: map[string]object.Problem{}, states: map[string]State{}, timeouts: map[string]int64{}}
 	var awaited []string
 	if o.Secrets != nil {
 		awaited = append(awaited, secretsKnown)
@@ -151,6 +152,13 @@ func (s *Source) Clusters() []State {
 		out[i].Behind, _ = behind(out[i].runner)
 	}
 	return out
+}
+
+// Timeouts returns how often a remote cluster has not been read in time, by its ID.
+func (s *Source) Timeouts() map[string]int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.timeouts)
 }
 
 // send has f run by Run's goroutine, unless ctx has ended.
@@ -270,6 +278,11 @@ func (s *Source) start(ctx context.Context, name string, p part, of remote, open
 	o.timer = time.AfterFunc(s.o.Timeout, func() {
 		s.send(ctx, func() {
 			if s.open[name] == o && o.timer != nil {
+				if id, ok := strings.CutPrefix(name, clusterPrefix); ok {
+					s.mu.Lock()
+					s.timeouts[id]++
+					s.mu.Unlock()
+				}
 				s.merger.giveUp(name, fmt.Sprintf("has not been read within %s: what is known of it stays in force", s.o.Timeout))
 			}
 		})

@@ -128,6 +128,9 @@ func TestDeadCluster(t *testing.T) {
 	if list := s.Clusters(); len(list) != 1 || list[0].ID != "two" || list[0].Secret != "s" || list[0].Synced {
 		t.Errorf("clusters %+v, want two of Secret s, not synced", list)
 	}
+	if n := s.Timeouts(); len(n) != 1 || n["two"] != 1 {
+		t.Errorf("clusters that were not read in time %v, want two once", n)
+	}
 	secrets <- nil
 	<-reports
 	until("the end of the problems", func(b object.Batch) bool { return b.Problems != nil && len(b.Problems) == 0 })
