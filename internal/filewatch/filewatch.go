@@ -25,7 +25,7 @@ import (
 // Defaults of Options.
 const (
 	DefaultPoll        = 2 * time.Second
-	DefaultDebounce    = 30 * time.Millisecond
+	DefaultDebounce    = 20 * time.Millisecond
 	DefaultConfirm     = 40 * time.Millisecond
 	DefaultQuietPeriod = 1500 * time.Millisecond
 	DefaultMaxBytes    = 16 << 20

@@ -13,12 +13,12 @@ import (
 var turns = semaphore.NewWeighted(turnBytes)
 
 const (
-	turnBytes = 16 << 20
+	turnBytes = 4 << 20
 	// turnTime is how long a connection may have its turn: one that is slow does not keep others waiting, and goes on
 	// without.
-	turnTime = 200 * time.Millisecond
+	turnTime = 500 * time.Millisecond
 	// turnWait is how long a connection waits for its turn; then it goes on without, too.
-	turnWait = time.Second
+	turnWait = 3 * time.Second
 )
 
 // turn is a connection's turn to send large requests.

@@ -3,7 +3,7 @@
 // It reads files named *.yaml, *.yml and *.json recursively, and ignores names that begin
 // with a dot. It notices edits, renames, replaced links and deletions within 100 ms if
 // inotify reports them, else at the next poll. It reads a file when it has not been modified
-// for 30 ms, decodes the documents of it that are not the same as before, and removes an object when it is missing in two consecutive readings. A document
+// for 20 ms, decodes the documents of it that are not the same as before, and removes an object when it is missing in two consecutive readings. A document
 // that does not parse keeps its last good value, and a directory or file that cannot be read
 // keeps its objects; so does a tree that cannot be listed within 5 s. Writing a file in place is not atomic: if objects are missing in such a
 // file, or its last document is shorter, it is used when it has not been modified for 1.5 s
@@ -42,7 +42,7 @@ type Options struct {
 	Exclude string
 	// Poll is the interval of scans without a notification; by default 2 s.
 	Poll time.Duration
-	// Debounce is how long a file must be unmodified before it is read; by default 30 ms.
+	// Debounce is how long a file must be unmodified before it is read; by default 20 ms.
 	Debounce time.Duration
 	// Confirm is the delay of the second reading that confirms that an object is missing; by
 	// default 40 ms.
