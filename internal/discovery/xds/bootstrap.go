@@ -98,7 +98,7 @@ func (s *stream) asksForBootstrap(n mesh.Node, url string) bool {
 // so it is in no list of proxies, and costs no compilation of what proxies are sent. [agent B26]
 func (v *service) serveBootstrap(ctx context.Context, st *stream, node mesh.Node, first incoming) error {
 	defer st.bootstrap.release()
-	v.server.log.Info("agent asks for the bootstrap", "proxy", node.NodeID.String(), "caller", st.caller.text)
+	st.logBeginning("agent asks for the bootstrap", "proxy", node.NodeID.String(), "caller", st.caller.text)
 	st.rest <- nil
 	err := st.bootstrapRequest(ctx, node, first)
 	for err == nil {
@@ -146,7 +146,7 @@ func (s *stream) bootstrapRequest(ctx context.Context, node mesh.Node, m incomin
 	case r.Refused:
 		b.open = false
 		s.server.metrics.allRejects.WithLabelValues(bootstrapLabel).Inc()
-		s.server.log.Warn("agent refused the bootstrap", "proxy", node.NodeID.String(), "version", b.sent, "message", truncate([]byte(r.Message), maxMessage))
+		s.logRefused("agent refused the bootstrap", "proxy", node.NodeID.String(), "version", b.sent, "message", truncate([]byte(r.Message), maxMessage))
 	default:
 		b.open = false
 	}

@@ -62,7 +62,7 @@ func (s *stream) nameTable(r Request) error {
 	case r.Refused:
 		n.open = false
 		s.server.metrics.allRejects.WithLabelValues(nameTableLabel).Inc()
-		s.server.log.Warn("agent refused the table of names", "connection", s.conn.status.ID, "version", n.sent, "message", truncate([]byte(r.Message), maxMessage))
+		s.logRefused("agent refused the table of names", "connection", s.conn.status.ID, "version", n.sent, "message", truncate([]byte(r.Message), maxMessage))
 	default:
 		n.open = false
 	}

@@ -3,6 +3,7 @@ package xds
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -121,6 +122,57 @@ func (p *logLimit) allow(now time.Time, most int) (suppressed int, ok bool) {
 	p.lines++
 	suppressed, p.suppressed = p.suppressed, 0
 	return suppressed, true
+}
+
+// logRefused logs that something was refused to which no Type belongs, or by which no proxy is served, unless too much is logged already.
+func (s *stream) logRefused(text string, args ...any) {
+	if suppressed, ofAll, ok := s.mayLogRefusal(time.Now()); ok {
+		s.server.log.Warn(text, append(args, "suppressed", suppressed, "suppressed_of_all_proxies", ofAll)...)
+	}
+}
+
+// streamLogRecovery is how long it takes until as many streams as are served at a time can begin once more with all of them logged.
+const streamLogRecovery = 1000 * time.Second
+
+// streamLog decides of which streams the beginning is logged, and with it the end and what their clients ask for: of as many at once as are
+// served at a time, and then of a thousandth of these in a second. A client that opens streams in a loop would fill the log. Any goroutine may
+// use it.
+type streamLog struct {
+	mu sync.Mutex
+	// spent is when as many streams as are served can be logged at once again.
+	spent      time.Time
+	suppressed int
+}
+
+// allow says whether a stream that begins now is logged, where so many are served at a time, and how many were not since the last one.
+func (l *streamLog) allow(now time.Time, served int) (suppressed int, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	spent := l.spent
+	if spent.Before(now) {
+		spent = now
+	}
+	spent = spent.Add(streamLogRecovery / time.Duration(max(served, 1)))
+	if spent.Sub(now) > streamLogRecovery {
+		l.suppressed++
+		return 0, false
+	}
+	l.spent = spent
+	suppressed, l.suppressed = l.suppressed, 0
+	return suppressed, true
+}
+
+// logBeginning logs that the stream has begun, and decides with that whether its other events are logged.
+func (s *stream) logBeginning(text string, args ...any) {
+	suppressed, ok := s.server.streamLog.allow(time.Now(), s.server.quota.limits.Streams)
+	if !ok {
+		s.log = slog.New(slog.DiscardHandler)
+		return
+	}
+	if suppressed > 0 {
+		args = append(args, "not_logged_since_last_time", suppressed)
+	}
+	s.log.Info(text, args...)
 }
 
 // sharedLogLimit is a logLimit that any goroutine may use.

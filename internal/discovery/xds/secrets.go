@@ -75,7 +75,7 @@ func (s *stream) servesSecrets() bool {
 	}
 	if !s.caller.proven && !s.secrets.told {
 		s.secrets.told = true
-		s.server.log.Warn("secrets are not served to a proxy that is not authenticated: want a connection to the secure port", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID)
+		s.log.Warn("secrets are not served to a proxy that is not authenticated: want a connection to the secure port", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID)
 	}
 	return s.caller.proven
 }
@@ -170,7 +170,7 @@ func (s *stream) answeredSecrets(r Request) {
 	s.conn.secretsAnswered(t.flight, r.Refused)
 	if r.Refused {
 		s.server.metrics.allRejects.WithLabelValues(secretLabel).Inc()
-		s.server.log.Warn("proxy refused secrets", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
+		s.logRefused("proxy refused secrets", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
 			"names", t.flight[:min(len(t.flight), maxLogged)], "message", printable.Quote(r.Message, maxMessage))
 		if n := len(t.flight); n > 1 {
 			t.again = append(t.again, t.flight[n/2:], t.flight[:n/2])
@@ -292,7 +292,7 @@ func (s *stream) logAbsent(name string, a credentials.Answer) {
 	default:
 		why = "there is none with what is asked for"
 	}
-	s.server.log.Warn("proxy does not get a secret", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID, "name", printable.Quote(name, 256), "reason", why)
+	s.logRefused("proxy does not get a secret", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID, "name", printable.Quote(name, 256), "reason", why)
 }
 
 // encodeSecret returns the resource of a credential, or of its CA.

@@ -22,7 +22,9 @@ package xds
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"sync"
@@ -67,17 +69,18 @@ type Authenticate func(ctx context.Context) (id mesh.Identity, until time.Time, 
 
 // Server serves any number of gRPC servers from one Registry.
 type Server struct {
-	registry Registry
-	log      *slog.Logger
-	metrics  *metrics
-	steps    stepCache
-	serial   atomic.Uint64
-	quota    *quota
-	refusals refusals
-	logLimit sharedLogLimit // of the log's lines about refused configuration
-	debug    Introspection
-	behind   func() bool
-	trust    trust
+	registry  Registry
+	log       *slog.Logger
+	metrics   *metrics
+	steps     stepCache
+	serial    atomic.Uint64
+	quota     *quota
+	refusals  refusals
+	logLimit  sharedLogLimit // of the log's lines about refused configuration
+	streamLog streamLog
+	debug     Introspection
+	behind    func() bool
+	trust     trust
 	// credentials has the secrets; nil if none are served.
 	credentials Credentials
 	// firstTrust is closed by the first SetTrust.
@@ -284,6 +287,9 @@ func (v *service) admit(g grpc.ServerStream, delta bool, only Type) (who caller,
 	}
 	st.caller = who
 	first, err := st.firstRequest(ctx)
+	if errors.Is(err, io.EOF) {
+		return who, nil // the client has ended the stream without having asked
+	}
 	if err != nil {
 		return who, err
 	}
@@ -372,9 +378,9 @@ func (v *service) join(ctx context.Context, st *stream, node mesh.Node, first in
 	if who.proven {
 		text = who.text
 	}
-	s.log.Info("proxy connected", "connection", id, "proxy", node.NodeID.String(), "caller", text, "agent", node.UserAgent, "delta", st.delta, "types", st.only.service())
+	st.logBeginning("proxy connected", "connection", id, "proxy", node.NodeID.String(), "caller", text, "agent", node.UserAgent, "delta", st.delta, "types", st.only.service())
 	err = st.run(latest, first)
-	s.log.Info("proxy disconnected", "connection", id, "status", status.Code(err).String())
+	st.log.Info("proxy disconnected", "connection", id, "status", status.Code(err).String())
 	return err
 }
 

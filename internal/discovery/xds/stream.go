@@ -60,12 +60,14 @@ type stream struct {
 	// charged is what the account has been charged for what sub holds, in bytes.
 	charged  int
 	logLimit logLimit // of the log's lines about refused configuration
+	// log has what is only of interest for this stream. It discards that if the stream's beginning is not logged.
+	log *slog.Logger
 	// debugged are the answers about the control plane that were sent, by type URL.
 	debugged map[string]debugAnswer
 }
 
 func newStream(s *Server, wire grpc.ServerStream, a *account, conn *guard) *stream {
-	return &stream{server: s, guard: conn, overrun: conn.overrun(), receiver: receiver{wire: wire, account: a, metrics: s.metrics, decoded: conn.endTurn, in: make(chan incoming), rest: make(chan func(incoming) error, 1)}, busy: make(chan struct{}, 1), wake: make(chan struct{}, 1)}
+	return &stream{server: s, log: s.log, guard: conn, overrun: conn.overrun(), receiver: receiver{wire: wire, account: a, metrics: s.metrics, decoded: conn.endTurn, in: make(chan incoming), rest: make(chan func(incoming) error, 1)}, busy: make(chan struct{}, 1), wake: make(chan struct{}, 1)}
 }
 
 // endAt makes the stream end when the certificate that authenticated it expires; a zero time is
@@ -164,6 +166,10 @@ func (s *receiver) receive(ctx context.Context) {
 func (s *receiver) receiveOne(q *inbound, handle func(incoming) error) error {
 	err := s.wire.RecvMsg(q)
 	s.metrics.receivedRequest(q.size)
+	if status.Code(err) == codes.Internal {
+		// What gRPC calls so is a message that it cannot take apart.
+		err = &refusal{codes.InvalidArgument, reasonRequest, "a request that gRPC cannot read: " + status.Convert(err).Message()}
+	}
 	if err = cmp.Or(err, q.err); err != nil {
 		return err
 	}
@@ -325,6 +331,9 @@ func (s *stream) handle(m incoming) error {
 		}
 		m.url = s.only.URL()
 	}
+	if m.url == "" {
+		return &refusal{codes.InvalidArgument, reasonRequest, "request without a type_url: want one on a stream of the aggregated service"}
+	}
 	if isDebugType(m.url) {
 		return s.answerDebug(m)
 	}
@@ -390,7 +399,7 @@ func (s *stream) feed(ev Event) error {
 	}
 	if err == nil && s.wanted {
 		s.wanted = false
-		s.server.log.Info("proxy keeps whole route configurations until its Envoy has been replaced", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID)
+		s.log.Info("proxy keeps whole route configurations until its Envoy has been replaced", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID)
 		if s.latest, err = s.joinWhole(); err != nil {
 			return err
 		}

@@ -157,7 +157,7 @@ func (s *stream) trustRequest(r Request) error {
 	case r.Refused:
 		t.open = false
 		s.server.metrics.allRejects.WithLabelValues(trustLabel).Inc()
-		s.server.log.Warn("agent refused the trust bundle", "connection", s.conn.status.ID, "version", t.sent, "message", truncate([]byte(r.Message), maxMessage))
+		s.logRefused("agent refused the trust bundle", "connection", s.conn.status.ID, "version", t.sent, "message", truncate([]byte(r.Message), maxMessage))
 	default:
 		t.open = false
 		s.conn.mu.Lock()

@@ -4,8 +4,6 @@ import (
 	"strconv"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-
-	"github.com/pilothouse/pilothouse/internal/printable"
 )
 
 // Clients ask for types that other control planes serve, and some wait for the answer until their user gives up. So they
@@ -70,6 +68,6 @@ func (s *stream) logUnserved(url string) {
 		s.unknownTypes = map[string]bool{}
 	}
 	s.unknownTypes[url] = true
-	s.server.log.Info("proxy asks for a type that is not served", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
-		"type", printable.Quote(url, maxTypeURL), "answered", isAnswered(url))
+	s.log.Info("proxy asks for a type that is not served", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
+		"type", url, "answered", isAnswered(url))
 }
