@@ -206,7 +206,7 @@ func (l *loop) concernOf(k object.Key) concern {
 			}
 		case model.ProxyKey:
 			for id, m := range p.byKey[key] {
-				if m.joined >= change.generation {
+				if m.joined >= change.generation && (out.inForce == nil || model.Decides(out.inForce, m.class)) {
 					out.proxies[id], out.effect.names = true, nil
 				}
 			}

@@ -78,7 +78,7 @@ func TestEveryDebugPage(t *testing.T) {
 		"/clusterz":                    {`"id": "Kubernetes"`, `"syncStatus": "synced"`},
 		"/config_dump?proxyID=reviews-1.shop&types=lds": {"virtualInbound", "envoy.config.listener.v3.Listener"},
 		"/configz":                      {`"kind": "DestinationRule"`, `"apiVersion": "networking.istio.io/v1"`, `"name": "one"`, `"host": "reviews"`},
-		"/ecdsz?proxyID=reviews-1.shop": {`"name": "limited"`, `"maxRequestBytes": 77`},
+		"/ecdsz?proxyID=reviews-1.shop": {`"limited"`, "buffer.v3.Buffer"},
 		"/edsz?proxyID=reviews-1.shop":  {"ClusterLoadAssignment", "10.99.0.1"},
 		"/endpointShardz":               {`"reviews.shop.svc.cluster.local"`, `"Kubernetes/Kubernetes"`, `"10.99.0.1"`, `"EndpointPort": 9080`, `"spiffe://cluster.local/ns/shop/sa/default"`},
 		"/endpointz":                    {`"10.99.0.1"`},

@@ -305,8 +305,10 @@ func (l *loop) useOf(k object.Key, problems []object.Problem) use {
 				})
 			}
 		case model.ProxyKey:
-			for id := range l.views.byKey[key] {
-				u.proxies[id] = true
+			for id, m := range l.views.byKey[key] {
+				if o := u.change.inForce; o == nil || model.Decides(o, m.class) {
+					u.proxies[id] = true
+				}
 			}
 		}
 	}
