@@ -221,9 +221,10 @@ func TestMeterFollowsMessages(t *testing.T) {
 	frame(frameData, 0, 5, make([]byte, 100)) // late
 	frame(frameData, 0, 7, slices.Concat(body(0, 0), body(5, 5)))
 	frame(frameData, 0, 3, make([]byte, 20)) // the rest
+	server := New(&oneClass{}, quiet(t), nil)
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		g := &guard{in: meter{skip: clientPreface}, streams: map[uint32]*message{}, full: make(chan struct{})}
+		g := &guard{server: server, in: meter{skip: clientPreface}, streams: map[uint32]*message{}, full: make(chan struct{})}
 		for rest := wire; len(rest) > 0; {
 			n := min(len(rest), 1+r.IntN(60))
 			g.received(rest[:n])

@@ -107,12 +107,12 @@ func (f *frames) open(id uint32) {
 func (f *frames) begin(id uint32, size int) {
 	f.turn.Lock()
 	defer f.turn.Unlock()
+	f.mu.Lock() // before the server can answer with more room
+	f.rest[id], f.room[id], f.all = size-1, 65535-5, f.all-5
+	f.mu.Unlock()
 	if err := f.framer.WriteData(id, false, binary.BigEndian.AppendUint32([]byte{0}, uint32(size))); err != nil {
 		f.t.Fatal(err)
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.rest[id], f.room[id], f.all = size-1, 65535-5, f.all-5
 }
 
 // write sends what flow control lets it until the connection ends.

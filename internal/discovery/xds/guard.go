@@ -42,7 +42,7 @@ func (g guards) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, e
 	}
 	guarded := &guard{
 		Conn: conn, raw: raw, server: g.server, entry: entry, in: meter{skip: clientPreface},
-		streams: map[uint32]*message{}, full: make(chan struct{}),
+		streams: map[uint32]*message{}, full: make(chan struct{}), closed: make(chan struct{}),
 	}
 	g.server.track(raw, guarded)
 	return guarded, info, nil
@@ -113,6 +113,9 @@ type guard struct {
 	turn    turn
 	full    chan struct{} // closed while they are too many
 	eased   chan struct{} // closed when they no longer are; nil while they are not
+	since   time.Time     // when waiting began to be much; zero while it is not
+	gone    bool
+	closed  chan struct{} // closed when gone
 }
 
 // guardedAddr is a peer's address with its connection.
@@ -128,6 +131,7 @@ func (g *guard) RemoteAddr() net.Addr { return guardedAddr{g.Conn.RemoteAddr(), 
 func (g *guard) Close() error {
 	g.server.untrack(g.raw)
 	g.server.quota.removeConn(g.entry)
+	g.release()
 	return g.Conn.Close()
 }
 
@@ -147,6 +151,7 @@ func (g *guard) closeSoon() {
 // Read implements net.Conn.
 func (g *guard) Read(b []byte) (int, error) {
 	g.awaitTurn()
+	g.awaitRoom()
 	n, err := g.Conn.Read(b)
 	eased := g.received(b[:n])
 	if eased == nil || err != nil {
@@ -195,13 +200,18 @@ func (g *guard) received(b []byte) (eased <-chan struct{}) {
 	}, func(data []byte) {
 		if m := g.streams[g.in.stream()]; m != nil {
 			g.large -= m.large()
-			g.waiting += m.receive(data)
+			g.hold(m.receive(data))
 			g.large += m.large()
 		}
 	})
 	if g.waiting <= maxUnfinished {
 		return nil
 	}
+	return g.overfill()
+}
+
+// overfill has the streams end, and returns what is closed when enough of them have. The caller holds mu.
+func (g *guard) overfill() (eased <-chan struct{}) {
 	if g.eased == nil {
 		close(g.full)
 		g.eased = make(chan struct{})
@@ -216,7 +226,7 @@ func (g *guard) drop(id uint32) {
 		return
 	}
 	delete(g.streams, id)
-	g.waiting -= m.waiting()
+	g.hold(-m.waiting())
 	g.large -= m.large()
 	if g.eased != nil && g.waiting <= maxUnfinished {
 		close(g.eased)
@@ -232,5 +242,5 @@ func (g *guard) overrun() <-chan struct{} {
 }
 
 func unfinished() error {
-	return exhausted(reasonMemory, "unfinished requests on this connection: at most %d bytes of them are held", maxUnfinished)
+	return exhausted(reasonMemory, "unfinished requests: at most %d bytes of them are held for a connection, and %d for all", maxUnfinished, maxUnfinishedAll)
 }

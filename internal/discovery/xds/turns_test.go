@@ -15,7 +15,7 @@ func guarded(t *testing.T) (*guard, net.Conn) {
 	wait.Until(t, "no turn of another test", allFree)
 	server, client := net.Pipe()
 	t.Cleanup(func() { _, _ = server.Close(), client.Close() })
-	return &guard{Conn: server, streams: map[uint32]*message{1: {}}, full: make(chan struct{})}, client
+	return &guard{Conn: server, server: New(&oneClass{}, quiet(t), nil), streams: map[uint32]*message{1: {}}, full: make(chan struct{})}, client
 }
 
 // largeRequest is a frame with the beginning of a large message, and the frame with its rest.

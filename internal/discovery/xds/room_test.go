@@ -1,0 +1,122 @@
+package xds
+
+import (
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/pilothouse/pilothouse/test/wait"
+)
+
+// Many connections that send most of a large request each, and then no more, get no more room together than there is: those that have held
+// theirs for the longest time lose it. Others that send large requests are served.
+func TestUnfinishedRequestsOnManyConnections(t *testing.T) {
+	const (
+		conns = 24
+		size  = 400 << 10
+		most  = 2 << 20
+	)
+	s := New(&oneClass{latest: NewLatestView(meshView(1, "one"))}, quiet(t), nil)
+	s.room.most, s.room.stall = most, 0
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveOn(t, l, s, nil)
+	all := make([]*frames, conns)
+	for i := range all {
+		conn, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		f := newFrames(t, conn)
+		f.open(1)
+		f.begin(1, size)
+		go f.write()
+		all[i] = f
+	}
+	var peak int64
+	wait.Until(t, "all have sent what they can", func() bool {
+		peak = max(peak, s.room.bytes.Load())
+		for _, f := range all {
+			f.mu.Lock()
+			rest := f.rest[1]
+			f.mu.Unlock()
+			if rest > 0 && len(f.statuses) == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	// Each connection may have been reading when the room was full.
+	if limit := int64(most + conns*(large+window)); peak > limit {
+		t.Errorf("%d bytes were held at a time, want at most %d", peak, limit)
+	}
+	wait.Until(t, "what is too much has been given up", func() bool { return s.room.bytes.Load() <= most })
+	ended := 0
+	for _, f := range all {
+		if len(f.statuses) > 0 {
+			ended++
+			if status := f.status(); status != "8" {
+				t.Errorf("grpc-status %s, want 8, ResourceExhausted", status)
+			}
+		}
+	}
+	if ended == 0 || ended == conns {
+		t.Errorf("%d of %d streams were ended, want some", ended, conns)
+	}
+
+	c, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	g := open(t, discoveryv3.NewAggregatedDiscoveryServiceClient(c))
+	claims := map[string]string{}
+	for i := range 20_000 {
+		claims[fmt.Sprintf("cluster-%d", i)] = "version"
+	}
+	ask(t, g, &discoveryv3.DeltaDiscoveryRequest{Node: node(nil), TypeUrl: CDS.URL(), InitialResourceVersions: claims})
+	if m, err := g.Recv(); err != nil || len(m.GetResources()) != 1 {
+		t.Errorf("got %v, %v, want a cluster", m, err)
+	}
+}
+
+// What a connection held is free after its end, and those that wait for room go on.
+func TestRoom(t *testing.T) {
+	r := room{most: 10}
+	r.add(10)
+	if r.full() != nil {
+		t.Error("there is no room for nothing more")
+	}
+	r.add(5)
+	free := r.full()
+	if free == nil {
+		t.Fatal("there is room")
+	}
+	r.add(-3)
+	select {
+	case <-free:
+		t.Error("there is room again")
+	default:
+	}
+	r.add(-2)
+	select {
+	case <-free:
+	default:
+		t.Error("who waits is not told that there is room")
+	}
+	if r.full() != nil {
+		t.Error("there is no room")
+	}
+	now := time.Unix(1e9, 0)
+	if !r.sweep(now) || r.sweep(now.Add(sweepTime/2)) || !r.sweep(now.Add(sweepTime)) {
+		t.Error("connections are looked for too often, or too rarely")
+	}
+}
