@@ -10,6 +10,8 @@ import (
 	rawv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/raw_buffer/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 	meshv1 "istio.io/api/mesh/v1alpha1"
@@ -61,10 +63,10 @@ func setTLS(c *clusterv3.Cluster, in Input, o *options) bool {
 	case t == nil:
 		// An ORIGINAL_DST cluster has no endpoint metadata to match the transport socket by, as little as one that resolves names of requests.
 		if in.AutoMTLS && c.GetType() != clusterv3.Cluster_ORIGINAL_DST && c.GetClusterType() == nil {
-			c.TransportSocketMatches = autoMatches(meshContext(in, &networking.ClientTLSSettings{}, o))
+			c.TransportSocketMatches = autoMatches(meshSocket(in, nil, o))
 		}
 	case t.Mode == networking.ClientTLSSettings_ISTIO_MUTUAL:
-		c.TransportSocket = socket(meshContext(in, t, o))
+		c.TransportSocket = meshSocket(in, t, o)
 	case OrdinaryTLS(in.Policy):
 		ctx, ok := ordinaryContext(in, t, o)
 		if !ok {
@@ -80,23 +82,26 @@ func setTLS(c *clusterv3.Cluster, in Input, o *options) bool {
 
 // autoMatches selects mutual TLS for endpoints with that metadata, plaintext for the others.
 // [control-plane 1.12.13]
-func autoMatches(ctx *tlsv3.UpstreamTlsContext) []*clusterv3.Cluster_TransportSocketMatch {
+func autoMatches(mutual *corev3.TransportSocket) []*clusterv3.Cluster_TransportSocketMatch {
 	return []*clusterv3.Cluster_TransportSocketMatch{
-		{Name: "tlsMode-istio", Match: stringStruct(tlsMode, modeIstio), TransportSocket: socket(ctx)},
+		{Name: "tlsMode-istio", Match: stringStruct(tlsMode, modeIstio), TransportSocket: mutual},
 		{Name: "tlsMode-disabled", Match: &structpb.Struct{}, TransportSocket: &corev3.TransportSocket{
 			Name:       rawSocket,
-			ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: marshal.MustAny(&rawv3.RawBuffer{})},
+			ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: &anypb.Any{TypeUrl: rawBufferURL}},
 		}},
 	}
 }
+
+// rawBufferURL is the type of a transport socket for plaintext, which has no fields.
+var rawBufferURL = marshal.TypeURL(&rawv3.RawBuffer{})
 
 func socket(ctx *tlsv3.UpstreamTlsContext) *corev3.TransportSocket {
 	return &corev3.TransportSocket{Name: tlsSocket, ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: marshal.MustAny(ctx)}}
 }
 
-// meshContext returns the client side of the mesh's mutual TLS, with the workload's certificate and the
+// meshSocket returns the client side of the mesh's mutual TLS, with the workload's certificate and the
 // mesh's roots, and verification of the server's identity.
-func meshContext(in Input, t *networking.ClientTLSSettings, o *options) *tlsv3.UpstreamTlsContext {
+func meshSocket(in Input, t *networking.ClientTLSSettings, o *options) *corev3.TransportSocket {
 	names := t.GetSubjectAltNames()
 	if len(names) == 0 {
 		names = in.SANs
@@ -105,19 +110,49 @@ func meshContext(in Input, t *networking.ClientTLSSettings, o *options) *tlsv3.U
 	if sni == "" {
 		sni = SNI(in.Port, in.Subset, in.Service.Host)
 	}
-	alpn := []string{alpnMesh}
+	alpn := meshALPN
 	if o.version == http2 {
-		alpn = []string{alpnMeshH2, alpnMesh, alpnH2}
+		alpn = meshALPNOverHTTP2
 	}
-	return &tlsv3.UpstreamTlsContext{
-		Sni: sni,
-		CommonTlsContext: &tlsv3.CommonTlsContext{
-			TlsParams:                      TLSParams(in.Mesh.GetMeshMTLS(), in.Caps),
-			AlpnProtocols:                  alpn,
-			TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{Secret(mesh.SecretDefault, in.Caps)},
-			ValidationContextType:          combined(mesh.SecretRoot, names, "", in.Caps),
-		},
+	server := marshal.Must(&tlsv3.CommonTlsContext_CombinedCertificateValidationContext{DefaultValidationContext: validation(names)})
+	common := marshal.Must(&tlsv3.CommonTlsContext{TlsParams: TLSParams(in.Mesh.GetMeshMTLS(), in.Caps)})
+	common = appendField(append(common, alpn...), combinedField, server, meshRoots)
+	value := appendField(make([]byte, 0, len(common)+len(sni)+16), upstreamCommonField, common)
+	value = appendField(value, upstreamSNIField, []byte(sni))
+	return &corev3.TransportSocket{Name: tlsSocket, ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: &anypb.Any{TypeUrl: upstreamURL, Value: value}}}
+}
+
+// What meshSocket encodes itself, as marshal.Must would, so that what all clusters have in common is encoded once.
+const (
+	upstreamCommonField = 1 // of UpstreamTlsContext
+	upstreamSNIField    = 2
+	combinedField       = 8 // of CommonTlsContext
+)
+
+var (
+	upstreamURL = marshal.TypeURL(&tlsv3.UpstreamTlsContext{})
+	// meshALPN is an encoded CommonTlsContext without the fields before and after the ALPN and the certificate.
+	meshALPN          = ownSide(alpnMesh)
+	meshALPNOverHTTP2 = ownSide(alpnMeshH2, alpnMesh, alpnH2)
+	// meshRoots is what follows the names of a server in its encoded validation context.
+	meshRoots = marshal.Must(&tlsv3.CommonTlsContext_CombinedCertificateValidationContext{ValidationContextSdsSecretConfig: Secret(mesh.SecretRoot, 0)})
+)
+
+func ownSide(alpn ...string) []byte {
+	return marshal.Must(&tlsv3.CommonTlsContext{AlpnProtocols: alpn, TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{Secret(mesh.SecretDefault, 0)}})
+}
+
+// appendField appends a field whose value consists of parts.
+func appendField(b []byte, field protowire.Number, parts ...[]byte) []byte {
+	size := 0
+	for _, p := range parts {
+		size += len(p)
 	}
+	b = protowire.AppendVarint(protowire.AppendTag(b, field, protowire.BytesType), uint64(size))
+	for _, p := range parts {
+		b = append(b, p...)
+	}
+	return b
 }
 
 // ordinaryContext returns TLS to a server outside the mesh. It returns false if the certificate or the
@@ -221,11 +256,7 @@ func TLSParams(c *meshv1.MeshConfig_TLSConfig, caps mesh.Capability) *tlsv3.TlsP
 // combined verifies the server's chain with a root from SDS, its names with sans, if any, and its
 // revocation with the list in the file crl, if any.
 func combined(root string, sans []string, crl string, caps mesh.Capability) *tlsv3.CommonTlsContext_CombinedValidationContext {
-	v := &tlsv3.CertificateValidationContext{}
-	for _, s := range sans {
-		//nolint:staticcheck // the typed form needs a matcher for each kind of name; this one takes any kind
-		v.MatchSubjectAltNames = append(v.MatchSubjectAltNames, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: s}})
-	}
+	v := validation(sans)
 	if crl != "" {
 		v.Crl = &corev3.DataSource{Specifier: &corev3.DataSource_Filename{Filename: crl}}
 	}
@@ -233,6 +264,16 @@ func combined(root string, sans []string, crl string, caps mesh.Capability) *tls
 		DefaultValidationContext:         v,
 		ValidationContextSdsSecretConfig: Secret(root, caps),
 	}}
+}
+
+// validation accepts a server with one of the names, or with any if there are none.
+func validation(sans []string) *tlsv3.CertificateValidationContext {
+	v := &tlsv3.CertificateValidationContext{}
+	for _, s := range sans {
+		//nolint:staticcheck // the typed form needs a matcher for each kind of name; this one takes any kind
+		v.MatchSubjectAltNames = append(v.MatchSubjectAltNames, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: s}})
+	}
+	return v
 }
 
 // fileWait is how long a cluster waits for a secret from files. While a cluster waits, Envoy applies no
