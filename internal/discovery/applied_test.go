@@ -100,7 +100,7 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 // testLoop is a loop that no goroutine runs.
 func testLoop() *loop {
 	p := newPublished()
-	return &loop{graph: p.graph, model: p.model, store: config.NewStore(), views: p.publisher, applied: newChangeLog(), counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}}, triggers: triggers{}, allocated: newAllocator(nil), onMesh: func(*meshv1.MeshConfig) {}}
+	return &loop{graph: p.graph, model: p.model, store: config.NewStore(), views: p.publisher, applied: newChangeLog(), counts: counts{updates: map[string]uint64{}}, triggers: triggers{}, allocated: newAllocator(nil), onMesh: func(*meshv1.MeshConfig) {}}
 }
 
 // commit is loop.commit without its other effects.

@@ -23,6 +23,7 @@ const (
 	gapNoPod       = "endpoint_no_pod"
 	gapNoIP        = "pilot_no_ip"
 	gapSubsets     = "pilot_destrule_subsets"
+	gapDomains     = "pilot_vservice_dup_domain"
 )
 
 var gapHelp = map[string]string{
@@ -31,6 +32,7 @@ var gapHelp = map[string]string{
 	gapNoPod:       "Endpoints of EndpointSlices that name a Pod which does not exist.",
 	gapNoIP:        "Pods without an address that have not ended.",
 	gapSubsets:     "Subsets that several DestinationRules for a host define; the first rule's is used.",
+	gapDomains:     "Hosts for which sidecars of a namespace see several VirtualServices with HTTP routes; the oldest is used.",
 }
 
 // gaps are names by metric, sorted and without duplicates. They are shared and must not be changed.
@@ -42,15 +44,15 @@ func (l *loop) gaps() (out gaps, ok bool) {
 	ok = l.ask(func() {
 		views := l.views.snapshot()
 		if l.lacks == nil || l.lacksAt != l.counts.commits || l.lacksOf != l.views.current {
-			l.lacks, l.lacksAt, l.lacksOf = findGaps(l.store.Good(), views, l.model.Domain()), l.counts.commits, l.views.current
+			l.lacks, l.lacksAt, l.lacksOf = findGaps(l.store.Good(), views, l.model.Domain(), l.store.CurrentMesh().DefaultVirtualServiceExportTo), l.counts.commits, l.views.current
 		}
 		out = l.lacks
 	})
 	return out, ok
 }
 
-// findGaps looks for gaps in the valid objects and in what proxies are sent.
-func findGaps(objects []*object.Object, views *viewsSnapshot, domain string) gaps {
+// findGaps looks for gaps in the valid objects and in what proxies are sent. exportTo is the default of VirtualServices.
+func findGaps(objects []*object.Object, views *viewsSnapshot, domain string, exportTo []string) gaps {
 	found := map[string]map[string]bool{}
 	for metric := range gapHelp {
 		found[metric] = map[string]bool{}
@@ -83,6 +85,7 @@ func findGaps(objects []*object.Object, views *viewsSnapshot, domain string) gap
 		}
 	}
 	duplicateSubsets(objects, domain, found[gapSubsets])
+	duplicateDomains(objects, domain, exportTo, found[gapDomains])
 	clustersWithoutEndpoints(views, found[gapNoInstances])
 	out := gaps{}
 	for metric, names := range found {
@@ -109,6 +112,52 @@ func duplicateSubsets(objects []*object.Object, domain string, found map[string]
 			first[name] = o
 		}
 	}
+}
+
+// duplicateDomains finds hosts for which sidecars of some namespace see several VirtualServices.
+func duplicateDomains(objects []*object.Object, domain string, byDefault []string, found map[string]bool) {
+	const all = "*"
+	seen := map[string]map[string]bool{} // for each host, the namespaces that see a VirtualService for it
+	for _, o := range objects {
+		v, ok := o.Spec.(*networking.VirtualService)
+		if !ok || len(v.Http) == 0 || len(v.Gateways) > 0 && !slices.Contains(v.Gateways, "mesh") {
+			continue
+		}
+		hosts, namespaces := map[string]bool{}, exportedTo(v.ExportTo, byDefault, o.Namespace)
+		for _, h := range v.Hosts {
+			hosts[mesh.FullHost(h, o.Namespace, domain)] = true
+		}
+		for host := range hosts {
+			others := seen[host]
+			if others == nil {
+				others = map[string]bool{}
+				seen[host] = others
+			}
+			for ns := range namespaces {
+				found[host] = found[host] || others[ns] || others[all] || ns == all && len(others) > 0
+			}
+			maps.Copy(others, namespaces)
+		}
+	}
+	maps.DeleteFunc(found, func(_ string, is bool) bool { return !is })
+}
+
+// exportedTo returns the namespaces that see an object of namespace owner, as mesh.Exported does; "*" stands for all.
+func exportedTo(to, byDefault []string, owner string) map[string]bool {
+	if len(to) == 0 {
+		to = byDefault
+	}
+	out := map[string]bool{}
+	for _, e := range to {
+		if e == "." {
+			e = owner
+		}
+		out[e] = true
+	}
+	if len(to) == 0 || out["*"] {
+		return map[string]bool{"*": true}
+	}
+	return out
 }
 
 // clustersWithoutEndpoints finds the clusters of which the assignment is missing or empty. What layers have that many

@@ -107,7 +107,6 @@ type inbox struct {
 
 // counts is what happened since start, for metrics; only the loop's goroutine writes it.
 type counts struct {
-	events map[object.Kind]uint64
 	// updates and triggers are by their types in Istio's metrics.
 	updates, triggers map[string]uint64
 	commits           uint64
@@ -141,7 +140,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 			batches: make(chan object.Batch, 16), joins: make(chan joinRequest), fetched: make(chan fetch.Update), questions: make(chan func()), signals: newSignals(),
 		},
 		done: make(chan struct{}), onMesh: func(*meshv1.MeshConfig) {}, onProxyConfigs: func(*inject.ProxyConfigs) {},
-		counts: counts{events: map[object.Kind]uint64{}, updates: map[string]uint64{}, triggers: map[string]uint64{}}, triggers: triggers{},
+		counts: counts{updates: map[string]uint64{}, triggers: map[string]uint64{}}, triggers: triggers{},
 	}
 	l.opened = make(chan struct{})
 	l.onOpen = append(l.onOpen, func() { close(l.opened) })
@@ -529,8 +528,11 @@ func (l *loop) ask(f func()) bool {
 
 // allProblems is everything wrong with the configuration now, for people, with what is
 // denied because of it. Call it through ask.
-func (l *loop) allProblems() []config.Verdict {
-	return slices.Concat(l.problems.all(l.store.Verdicts()), l.keyProblems(), l.refusalProblems(), l.lateProblems(), l.proxylessProblems(), l.patchProblems(), l.externalProblems(), l.remoteKeyProblems())
+func (l *loop) allProblems() []config.Verdict { return l.problemsWith(l.patchEffects()) }
+
+// problemsWith is allProblems, given what patches do.
+func (l *loop) problemsWith(effects map[patchID]*patchEffect) []config.Verdict {
+	return slices.Concat(l.problems.all(l.store.Verdicts()), l.keyProblems(), l.refusalProblems(), l.lateProblems(), l.proxylessProblems(), l.patchProblems(effects), l.externalProblems(), l.remoteKeyProblems())
 }
 
 // goodObjects is what is in force, for the keeper; nothing while proxies are not served: it

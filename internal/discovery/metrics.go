@@ -11,6 +11,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
 )
 
 // className formats a class for debug pages, without its empty parts.
@@ -29,6 +30,11 @@ func className(c mesh.Class) string {
 	return strings.Join(parts, " ") + fmt.Sprintf(" caps=%#x", uint32(c.Scope.Caps))
 }
 
+// registryEvents has, for the kinds that are Istio's registry of services, their names in pilot_k8s_reg_events.
+var registryEvents = map[object.Kind]string{
+	object.Service: "Services", object.EndpointSlice: "EndpointSlice", object.Pod: "Pods", object.Node: "Nodes", object.Namespace: "Namespaces",
+}
+
 // register registers all collectors.
 func (s *Server) register() {
 	s.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), (*stats)(s))
@@ -43,7 +49,9 @@ var (
 	descUptime   = prometheus.NewDesc("istiod_uptime_seconds", "Seconds since start.", nil, nil)
 	descServices = prometheus.NewDesc("pilot_services", "Services, one for each host of an object.", nil, nil)
 	descVirtuals = prometheus.NewDesc("pilot_virt_services", "VirtualServices.", nil, nil)
-	descEvents   = prometheus.NewDesc("pilot_k8s_cfg_events", "Changes of configuration objects that were applied.", []string{"type"}, nil)
+	descEvents   = prometheus.NewDesc("pilot_k8s_cfg_events", "Changes of configuration objects that were applied: add, update, delete.", []string{"type", "event"}, nil)
+	descRegistry = prometheus.NewDesc("pilot_k8s_reg_events", "Changes of services, workloads and where they run that were applied: add, update, delete.", []string{"type", "event"}, nil)
+	descFilters  = prometheus.NewDesc("pilot_envoy_filter_status", "Whether patches of an EnvoyFilter, by their type, are applied at a connected proxy, or left out (error), since they would make something invalid.", []string{"name", "patch", "result"}, nil)
 	descUpdates  = prometheus.NewDesc("pilot_inbound_updates", "Changes of objects that were applied: config, eds, svc, svcdelete.", []string{"type"}, nil)
 	descTriggers = prometheus.NewDesc("pilot_push_triggers", "Commits that changed what some proxies are sent, by what they changed.", []string{"type"}, nil)
 	descProblems = prometheus.NewDesc("pilothouse_config_problems", "Current errors and warnings about configuration objects, by kind (empty if it is unknown).", []string{"severity", "kind"}, nil)
@@ -120,8 +128,15 @@ func (s *stats) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descServices, float64(snap.rows["services"]))
 	gauge(descVirtuals, float64(snap.rows["virtual_services"]))
-	for kind, n := range snap.events {
-		counter(descEvents, float64(n), string(kind))
+	for e, n := range snap.events {
+		if name := registryEvents[e.Kind]; name != "" {
+			counter(descRegistry, float64(n), name, string(e.Event))
+		} else {
+			counter(descEvents, float64(n), string(e.Kind), string(e.Event))
+		}
+	}
+	for f, is := range snap.filters {
+		gauge(descFilters, number(is), f.filter, f.patch, f.result)
 	}
 	for typ, n := range snap.updates {
 		counter(descUpdates, float64(n), typ)
@@ -168,14 +183,16 @@ func (s *stats) collectGaps(gauge func(*prometheus.Desc, float64, ...string)) {
 	}
 }
 
+// number is 1 for true.
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 // collectKept collects the metrics that do not need the loop.
 func (s *stats) collectKept(gauge, counter func(*prometheus.Desc, float64, ...string)) {
-	number := func(b bool) float64 {
-		if b {
-			return 1
-		}
-		return 0
-	}
 	_, busy := s.loop.watchdog.busy()
 	gauge(descBusy, busy.Seconds())
 	gauge(descStalled, number(s.loop.watchdog.why() != ""))

@@ -48,6 +48,16 @@ kind: DestinationRule
 metadata: {name: two, namespace: shop}
 spec: {host: reviews.shop.svc.cluster.local, subsets: [{name: v1, labels: {version: v2}}]}
 ---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: one, namespace: shop}
+spec: {hosts: [empty], http: [{route: [{destination: {host: empty}}]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: two, namespace: shop}
+spec: {hosts: [empty.shop.svc.cluster.local], exportTo: [.], http: [{route: [{destination: {host: reviews}}]}]}
+---
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {name: extensions, namespace: shop}
@@ -89,7 +99,7 @@ func TestEveryDebugPage(t *testing.T) {
 		"/networkz":                     {`"Network": "west"`, `"Addr": "203.0.113.9"`, `"Port": 15443`},
 		"/objectz":                      {"["},
 		"/classz":                       {`"generation"`},
-		"/push_status":                  {`"outbound|9080||empty.shop.svc.cluster.local"`, `"outbound|9080|v1|reviews.shop.svc.cluster.local"`, `"shop/slow 10.99.0.7"`, `"shop/slow 10.99.0.8"`, `"shop/starting"`, `"reviews.shop.svc.cluster.local v1"`},
+		"/push_status":                  {`"outbound|9080||empty.shop.svc.cluster.local"`, `"outbound|9080|v1|reviews.shop.svc.cluster.local"`, `"shop/slow 10.99.0.7"`, `"shop/slow 10.99.0.8"`, `"shop/starting"`, `"reviews.shop.svc.cluster.local v1"`, `"empty.shop.svc.cluster.local"`},
 		"/registryz":                    {`"hostname": "empty.shop.svc.cluster.local"`, `"defaultAddress": "10.96.0.2"`, `"protocol": "HTTP"`, `"app": "none"`},
 		"/resourcesz":                   {`"kind": "VirtualService"`, `"group": "security.istio.io"`},
 		"/syncz":                        {`"proxy": "reviews-1.shop"`},
@@ -126,7 +136,7 @@ func TestEveryDebugPage(t *testing.T) {
 		t.Errorf("/debug/list: %s", body)
 	}
 	_, metrics := p.get(p.addr.Monitoring, "/metrics")
-	for _, want := range []string{"pilot_eds_no_instances 3", "pilot_endpoint_not_ready 1", "endpoint_no_pod 1", "pilot_no_ip 1", "pilot_destrule_subsets 1"} {
+	for _, want := range []string{"pilot_eds_no_instances 3", "pilot_endpoint_not_ready 1", "endpoint_no_pod 1", "pilot_no_ip 1", "pilot_destrule_subsets 1", "pilot_vservice_dup_domain 1"} {
 		if !strings.Contains(metrics, "\n"+want+"\n") {
 			t.Errorf("metrics lack %s", want)
 		}

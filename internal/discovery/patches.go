@@ -12,12 +12,22 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/printable"
+	networking "istio.io/api/networking/v1alpha3"
 )
 
 // patchID names a patch of an EnvoyFilter.
 type patchID struct {
 	filter string // "namespace/name"
 	index  int
+}
+
+// object returns the object that has the patch, and whether it is one that extends proxies and not an EnvoyFilter.
+func (id patchID) object() (k object.Key, extension bool) {
+	if of, ok := model.ExtensionObject(id.filter); ok {
+		return of, true
+	}
+	namespace, name, _ := strings.Cut(id.filter, "/")
+	return object.Key{Kind: object.EnvoyFilter, Namespace: namespace, Name: name}, false
 }
 
 // patchEffect is what a patch does at the connected proxies that its EnvoyFilter selects.
@@ -128,20 +138,64 @@ func (e *patchEffect) extensionProblem() string {
 	return ""
 }
 
-// patchProblems names the patches that are left out because what they match would be invalid, and those that match nothing of
-// the proxies that they are for. Patches for proxies that are not connected are not spoken of.
-func (l *loop) patchProblems() []object.Problem {
-	var out []object.Problem
+// patchEffects returns what all patches do at connected proxies, and at the bootstraps of the agents that ask.
+func (l *loop) patchEffects() map[patchID]*patchEffect {
 	effects := l.views.layers.patchEffects()
 	l.views.extensionEffects(effects)
 	l.bootstraps.effects(effects)
+	return effects
+}
+
+// filterStatus has the labels of pilot_envoy_filter_status: an EnvoyFilter, "namespace/name", a type of patch and what may have become
+// of its patches of this type.
+type filterStatus struct {
+	filter, patch, result string
+}
+
+// The results, as Istio names them.
+const (
+	patchApplied = "applied"
+	patchFailed  = "error"
+)
+
+// patchTypes are Istio's names of the types of patches; it has none of the last two.
+var patchTypes = map[networking.EnvoyFilter_ApplyTo]string{
+	networking.EnvoyFilter_CLUSTER: "cluster", networking.EnvoyFilter_LISTENER: "listener", networking.EnvoyFilter_FILTER_CHAIN: "filterchain",
+	networking.EnvoyFilter_NETWORK_FILTER: "networkfilter", networking.EnvoyFilter_HTTP_FILTER: "httpfilter", networking.EnvoyFilter_ROUTE_CONFIGURATION: "route",
+	networking.EnvoyFilter_VIRTUAL_HOST: "vhost", networking.EnvoyFilter_HTTP_ROUTE: "route", networking.EnvoyFilter_BOOTSTRAP: "bootstrap",
+	networking.EnvoyFilter_LISTENER_FILTER: "listenerfilter", networking.EnvoyFilter_EXTENSION_CONFIG: "extensionconfig",
+}
+
+// filterStatuses says of the EnvoyFilters that select connected proxies, and of each type of patch that they have for them, whether one
+// has been applied, and whether one has been left out because it would have made something invalid. [control-plane 1.13]
+func (l *loop) filterStatuses(effects map[patchID]*patchEffect) map[filterStatus]bool {
+	out := map[filterStatus]bool{}
+	for id, e := range effects {
+		key, extension := id.object()
+		o, ok := l.store.Get(key)
+		if extension || !ok {
+			continue
+		}
+		patches := o.Spec.(*networking.EnvoyFilter).ConfigPatches
+		if id.index >= len(patches) {
+			continue
+		}
+		name := patchTypes[patches[id.index].ApplyTo]
+		applied, failed := filterStatus{id.filter, name, patchApplied}, filterStatus{id.filter, name, patchFailed}
+		out[applied], out[failed] = out[applied] || e.applied > 0, out[failed] || e.refused > 0
+	}
+	return out
+}
+
+// patchProblems names the patches that are left out because what they match would be invalid, and those that match nothing of
+// the proxies that they are for. Patches for proxies that are not connected are not spoken of.
+func (l *loop) patchProblems(effects map[patchID]*patchEffect) []object.Problem {
+	var out []object.Problem
 	for id, e := range effects {
 		p := object.Problem{Severity: object.Warning}
-		of, extension := model.ExtensionObject(id.filter)
+		of, extension := id.object()
 		if p.Key = of; !extension {
 			p.Field = fmt.Sprintf("spec.configPatches[%d]", id.index)
-			namespace, name, _ := strings.Cut(id.filter, "/")
-			p.Key = object.Key{Kind: object.EnvoyFilter, Namespace: namespace, Name: name}
 		}
 		switch {
 		case extension && id.index > 0: // the configuration goes where the filter is

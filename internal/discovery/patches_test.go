@@ -3,6 +3,7 @@ package discovery
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -88,6 +89,20 @@ func TestProblemsOfPatches(t *testing.T) {
 		if e.Field == "spec.configPatches[0]" || e.Field == "spec.configPatches[4]" {
 			t.Errorf("a patch that is applied has a problem: %+v", e)
 		}
+	}
+	got := map[string]float64{}
+	for name, value := range p.metrics() {
+		if strings.HasPrefix(name, "pilot_envoy_filter_status{") {
+			got[name] = value
+		}
+	}
+	want := map[string]float64{
+		`pilot_envoy_filter_status{name="shop/f",patch="cluster",result="applied"}`: 1, `pilot_envoy_filter_status{name="shop/f",patch="cluster",result="error"}`: 1,
+		`pilot_envoy_filter_status{name="shop/f",patch="httpfilter",result="applied"}`: 0, `pilot_envoy_filter_status{name="shop/f",patch="httpfilter",result="error"}`: 0,
+		`pilot_envoy_filter_status{name="shop/f",patch="listener",result="applied"}`: 1, `pilot_envoy_filter_status{name="shop/f",patch="listener",result="error"}`: 0,
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("metrics %v, want %v", got, want)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/config"
 	"github.com/pilothouse/pilothouse/internal/incr"
 	"github.com/pilothouse/pilothouse/internal/object"
 )
@@ -59,7 +60,7 @@ func (l *loop) problemsSnapshot() (s problemsSnapshot, ok bool) {
 // numbers are the values of the loop's metrics.
 type numbers struct {
 	rows     map[string]int
-	events   map[object.Kind]uint64
+	events   map[config.Events]uint64
 	updates  map[string]uint64
 	triggers map[string]uint64
 	problems map[problemKind]int
@@ -72,6 +73,7 @@ type numbers struct {
 	unacknowledged     int
 	// sources counts where keys are fetched from, by state.
 	sources map[string]int
+	filters map[filterStatus]bool
 }
 
 // problemKind has the labels by which problems are counted.
@@ -84,12 +86,14 @@ func (l *loop) numbers() (n numbers, ok bool) {
 	// Two are always present, so that an alert can distinguish "none" from "not scraped".
 	n.problems = map[problemKind]int{{object.Error, ""}: 0, {object.Warning, ""}: 0}
 	ok = l.ask(func() {
-		n.rows, n.rules, n.events = l.model.Counts(), l.graph.Stats(), maps.Clone(l.counts.events)
+		n.rows, n.rules, n.events = l.model.Counts(), l.graph.Stats(), l.store.EventCounts()
 		n.updates, n.triggers = maps.Clone(l.counts.updates), maps.Clone(l.counts.triggers)
 		n.commits, n.spent = l.counts.commits, l.counts.spent
 		n.acknowledged, n.late, n.unacknowledged = l.counts.acknowledged, l.counts.late, l.views.barriers.unacknowledged()
 		n.views, n.sources = l.views.snapshot(), l.keys.counts()
-		for _, v := range l.allProblems() {
+		effects := l.patchEffects()
+		n.filters = l.filterStatuses(effects)
+		for _, v := range l.problemsWith(effects) {
 			if v.Severity != object.Info {
 				n.problems[problemKind{v.Severity, v.Key.Kind}]++
 			}

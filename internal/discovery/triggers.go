@@ -39,7 +39,6 @@ type triggers map[string]bool
 
 // countUpdate counts a change.
 func (l *loop) countUpdate(c object.Change) {
-	l.counts.events[c.Key.Kind]++
 	e := triggerOf(c, l.store.IsMeshConfig(c.Key))
 	if e.update == "" {
 		return

@@ -92,7 +92,7 @@ func (e *editor) counted(ctx context.Context) (int, error) {
 	}
 	total := 0
 	for line := range strings.Lines(string(text)) {
-		if series, value, ok := strings.Cut(strings.TrimSpace(line), "} "); ok && strings.HasPrefix(series, "pilot_k8s_cfg_events{") {
+		if series, value, ok := strings.Cut(strings.TrimSpace(line), "} "); ok && (strings.HasPrefix(series, "pilot_k8s_cfg_events{") || strings.HasPrefix(series, "pilot_k8s_reg_events{")) {
 			n, err := strconv.ParseFloat(value, 64)
 			if err != nil {
 				return 0, err

@@ -50,7 +50,7 @@ func machines(t *testing.T) (m *meshup.Mesh, healthy string) {
 	})
 	if err := meshup.Await(t.Context(), time.Minute, "discovery has no Pod of the machine", func(ctx context.Context) error {
 		text, err := m.Get(ctx, m.Net.Host(), "http://127.0.0.1:15014/metrics")
-		if err == nil && !strings.Contains(string(text), `pilot_k8s_cfg_events{type="Pod"} 3`) {
+		if err == nil && !strings.Contains(string(text), `pilot_k8s_reg_events{event="delete",type="Pods"} 1`) {
 			err = errors.New("it has")
 		}
 		return err

@@ -118,7 +118,7 @@ func controlPlaneBoard() (out []query) {
 		"allocations": {`sum by (pod) (rate(go_memstats_alloc_bytes_total{app="istiod"}[$__rate_interval]))`, `sum by (pod) (rate(go_memstats_mallocs_total{app="istiod"}[$__rate_interval]))`},
 		"goroutines":  {`sum by (pod) (go_goroutines{app="istiod"})`},
 		"pushes":      {`sum by (type) (irate(pilot_xds_pushes{}[$__rate_interval]))`},
-		"events":      {`sum by (type, event) (rate(pilot_k8s_cfg_events{}[$__rate_interval]))`, `sum by (type) (rate(pilot_push_triggers{}[$__rate_interval]))`},
+		"events":      {`sum by (type, event) (rate(pilot_k8s_reg_events{}[$__rate_interval]))`, `sum by (type, event) (rate(pilot_k8s_cfg_events{}[$__rate_interval]))`, `sum by (type) (rate(pilot_push_triggers{}[$__rate_interval]))`},
 		"connections": {`sum by () (pilot_xds{})`, `sum(envoy_cluster_upstream_cx_active{cluster_name="xds-grpc"})`},
 		"push errors": {`sum by (type) (pilot_total_xds_rejects{})`, `pilot_total_xds_internal_errors`},
 		"push size":   {`sum(rate(pilot_xds_config_size_bytes_bucket{}[1m])) by (le)`},
@@ -133,7 +133,7 @@ func controlPlaneBoard() (out []query) {
 }
 
 // noMeaning are the metrics of Istio's boards that pilot-discovery does not have, as docs/telemetry.md says.
-var noMeaning = []string{"pilot_k8s_reg_events", "pilot_xds_push_time_bucket", "container_cpu_usage_seconds_total", "container_memory_working_set_bytes"}
+var noMeaning = []string{"pilot_xds_push_time_bucket", "container_cpu_usage_seconds_total", "container_memory_working_set_bytes"}
 
 // later are the metrics that have no series until something happens that did not in the test's mesh.
 var later = regexp.MustCompile("pilot_push_triggers|pilot_total_xds_rejects|galley_validation_(passed|failed)|sidecar_injection_(success|failure)_total")

@@ -28,6 +28,7 @@ type Store struct {
 	memory      memory
 	trust       trust
 	own         object.Key // of the ConfigMap with the mesh configuration
+	events      map[Events]uint64
 }
 
 // NewStore returns an empty store, whose mesh configuration is the default, of a control plane in
@@ -36,7 +37,7 @@ func NewStore() *Store {
 	return &Store{
 		own:  MeshConfigKey(mesh.DefaultRootNamespace, ""),
 		good: map[object.Key]*object.Object{}, verdicts: map[object.Key][]Verdict{}, conflicts: map[object.Key][]Verdict{}, replaced: map[object.Key][]Verdict{},
-		hosts: newEntryHosts(), mesh: mesh.DefaultMeshConfig(), meshChanged: true, memory: newMemory(),
+		hosts: newEntryHosts(), mesh: mesh.DefaultMeshConfig(), meshChanged: true, memory: newMemory(), events: map[Events]uint64{},
 	}
 }
 
@@ -76,6 +77,7 @@ func (s *Store) Apply(changes []object.Change) []object.Change {
 			}
 		}
 		s.meshChanged = s.meshChanged || s.IsMeshConfig(c.Key)
+		s.countEvent(c, before)
 		accepted = append(accepted, c)
 	}
 	if gateways {

@@ -66,6 +66,10 @@ func TestStore(t *testing.T) {
 			t.Errorf("%s: verdicts at %q, port %d; want %q, %d", step.name, places, port, step.verdicts, step.port)
 		}
 	}
+	want := map[config.Events]uint64{{Kind: object.Service, Event: config.Added}: 1, {Kind: object.Service, Event: config.Updated}: 1, {Kind: object.Service, Event: config.Deleted}: 1}
+	if diff := cmp.Diff(want, s.EventCounts()); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
 }
 
 func meshMap(namespace, text string) object.Object {
