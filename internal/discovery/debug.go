@@ -44,6 +44,7 @@ func (s *Server) pages() []page {
 	list := []page{
 		{path: "adsz", help: "Connected proxies with their labels, localities and subscriptions (?proxyID=POD.NAMESPACE for one)", serve: s.adsz},
 		{path: "applied", help: "How many of the proxies that an object concerns have applied it (?kind=KIND&namespace=NAMESPACE&name=NAME, or POST a file)", serve: s.applied},
+		{path: "authorizationz", help: "AuthorizationPolicies in force, by namespace", serve: s.authorizationz},
 		{path: "ca", help: "Roots of the mesh's CA, and how far a rotation is", serve: s.caStatus},
 		{path: "classz", help: "Classes of proxies, and the counters of the rules", serve: s.classz},
 		{path: "clusterz", help: "Clusters that objects are read from", serve: s.clusterz},
@@ -67,7 +68,9 @@ func (s *Server) pages() []page {
 		{path: "registryz", help: "All services", serve: s.registryz},
 		{path: "resourcesz", help: "Kinds of Istio's objects that are read", serve: s.resourcesz},
 		{path: "secretz", help: "Secrets of a proxy by name, issuer and end, without keys (?proxyID=POD.NAMESPACE)", serve: s.secretz},
+		{path: "sidecarz", help: "Services that a proxy sees, and the Sidecar that decides about it (?proxyID=POD.NAMESPACE)", serve: s.sidecarz},
 		{path: "syncz", help: "What each connected proxy was sent and has acknowledged", serve: s.syncz},
+		{path: "telemetryz", help: "Telemetry objects in force, by namespace (?proxyID=POD.NAMESPACE for those that change something at one proxy)", serve: s.telemetryz},
 		{path: "why", help: "Objects that a resource of a proxy was made from (?proxyID=POD.NAMESPACE&type=cds&name=NAME)", serve: s.why},
 
 		{path: "pprof/", help: "Index of the profiles", serve: pprof.Index, local: true},
@@ -87,14 +90,11 @@ func (s *Server) pages() []page {
 
 // notAvailable are the pages of Istio's control plane that have no counterpart here.
 var notAvailable = map[string]string{
-	"ambientz":       "ambient mode is not served",
-	"authorizationz": "not served: explain says who may do what, configz lists the policies, config_dump has their filters",
-	"cachez":         "there is no cache: proxies share what was compiled; see classz",
-	"krtz":           "rules are counted in classz",
-	"mcsz":           "multi-cluster services are not served",
-	"pushcontext":    "there is no push context; see classz and push_status",
-	"sidecarz":       "what a Sidecar selects is part of the class; see classz and config_dump",
-	"telemetryz":     "not served: configz lists the Telemetry objects, config_dump has what they do",
+	"ambientz":    "ambient mode is not served",
+	"cachez":      "there is no cache: proxies share what was compiled; see classz",
+	"krtz":        "rules are counted in classz",
+	"mcsz":        "multi-cluster services are not served",
+	"pushcontext": "there is no push context; see classz and push_status",
 }
 
 func (s *Server) debugMux() http.Handler {
@@ -490,7 +490,7 @@ func (s *Server) ndsz(w http.ResponseWriter, r *http.Request) {
 func (s *Server) viewOf(w http.ResponseWriter, r *http.Request) (*xds.View, bool) {
 	id := r.URL.Query().Get("proxyID")
 	if id == "" {
-		http.Error(w, "You must provide a proxyID in the query string: want proxyID=POD.NAMESPACE (see /debug/syncz)", http.StatusBadRequest)
+		noProxyID(w)
 		return nil, false
 	}
 	if c, ok := s.xds.Find(id); ok {
@@ -500,6 +500,10 @@ func (s *Server) viewOf(w http.ResponseWriter, r *http.Request) (*xds.View, bool
 	}
 	notConnected(w, id)
 	return nil, false
+}
+
+func noProxyID(w http.ResponseWriter) {
+	http.Error(w, "You must provide a proxyID in the query string: want proxyID=POD.NAMESPACE (see /debug/syncz)", http.StatusBadRequest)
 }
 
 func notConnected(w http.ResponseWriter, id string) {

@@ -86,6 +86,8 @@ type loop struct {
 
 	// listing lists what the mesh has, for debug pages.
 	listing *incr.Rule[struct{}, listing]
+	// outlook lists what proxies of a scope see, for debug pages.
+	outlook *incr.Rule[mesh.ScopeID, outlook]
 	// shown lists what pages show of services, as of the commit shownAt; nil if no page has been shown.
 	shown    *incr.Rule[struct{}, []ui.Service]
 	lastPage []ui.Service
@@ -146,6 +148,7 @@ func newLoop(domain string, o compile.Options, lenience Lenience, kept *keeper, 
 	l.onOpen = append(l.onOpen, func() { close(l.opened) })
 	l.bootstraps = newBootstraps(l.views.compiler)
 	l.listing, l.why, l.shown = listingRule(g, m), l.views.compiler.Why, shownServices(g, m)
+	l.outlook = outlookRule(g, m)
 	l.gatewayStatuses = newGatewayStatuses(g, m)
 	l.references = incr.Derive(g, model.LevelCompile, "certificate references", func(r *incr.Reader, _ struct{}) map[credentials.Reference]bool { return m.CertificateReferences(r) })
 	l.views.onApplied = func(generations []uint64) { l.timeline.applied(generations, time.Now()) }
