@@ -114,8 +114,10 @@ type guard struct {
 	full    chan struct{} // closed while they are too many
 	eased   chan struct{} // closed when they no longer are; nil while they are not
 	since   time.Time     // when waiting began to be much; zero while it is not
-	gone    bool
-	closed  chan struct{} // closed when gone
+	// finishing ends the connection's going on although there is no room; nil while it does not.
+	finishing *time.Timer
+	gone      bool
+	closed    chan struct{} // closed when gone
 }
 
 // guardedAddr is a peer's address with its connection.

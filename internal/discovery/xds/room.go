@@ -16,6 +16,9 @@ const (
 	stallTime = 5 * time.Second
 	// sweepTime is how often such connections are looked for.
 	sweepTime = 250 * time.Millisecond
+	// maxFinishing is how many connections may send the rest of their requests although there is no room, each for turnTime at
+	// a time: if all waited for each other, none of the requests would become whole.
+	maxFinishing = 16
 )
 
 // room is where the requests that are not whole yet have place. Any goroutine may use it.
@@ -23,10 +26,16 @@ type room struct {
 	most  int64
 	stall time.Duration
 	bytes atomic.Int64
+	// finishing has a value for each connection that goes on although there is no room.
+	finishing chan struct{}
 
 	mu    sync.Mutex
 	free  chan struct{} // closed when there is room again; nil while nobody waits for that
 	swept time.Time
+}
+
+func newRoom() room {
+	return room{most: maxUnfinishedAll, stall: stallTime, finishing: make(chan struct{}, maxFinishing)}
 }
 
 // add notes that so many bytes more are held, or less.
@@ -70,7 +79,7 @@ func (r *room) sweep(now time.Time) bool {
 	return true
 }
 
-// awaitRoom waits until there is room for more, if the connection holds much already. Only the goroutine that reads the connection
+// awaitRoom waits until there is room for more, or the connection may go on without, if it holds much already. Only the goroutine that reads the connection
 // calls it.
 func (g *guard) awaitRoom() {
 	for {
@@ -78,7 +87,7 @@ func (g *guard) awaitRoom() {
 		if free == nil {
 			return
 		}
-		if since, _ := g.held(); since.IsZero() {
+		if since, _ := g.held(); since.IsZero() || g.isFinishing() {
 			return
 		}
 		g.server.endStalled(time.Now())
@@ -86,11 +95,42 @@ func (g *guard) awaitRoom() {
 		select {
 		case <-free:
 		case <-g.closed:
+		case g.server.room.finishing <- struct{}{}:
+			g.finish()
 		case <-next.C:
 			continue
 		}
 		next.Stop()
 		return
+	}
+}
+
+// finish notes that the connection goes on although there is no room, for turnTime or until its requests are whole.
+func (g *guard) finish() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.finishing = time.AfterFunc(turnTime, func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.finished() // of the next time, if the timer is late, which does no harm
+	})
+	if g.gone {
+		g.finished()
+	}
+}
+
+func (g *guard) isFinishing() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.finishing != nil
+}
+
+// finished ends what finish began. The caller holds mu.
+func (g *guard) finished() {
+	if g.finishing != nil {
+		g.finishing.Stop()
+		g.finishing = nil
+		<-g.server.room.finishing
 	}
 }
 
@@ -113,6 +153,7 @@ func (g *guard) hold(n int) {
 	switch {
 	case g.waiting <= large:
 		g.since = time.Time{}
+		g.finished()
 	case g.since.IsZero():
 		g.since = time.Now()
 	}
@@ -125,6 +166,7 @@ func (g *guard) release() {
 	if !g.gone {
 		g.gone = true
 		close(g.closed)
+		g.finished()
 		g.server.room.add(-g.waiting)
 	}
 }

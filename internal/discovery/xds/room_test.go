@@ -22,7 +22,7 @@ func TestUnfinishedRequestsOnManyConnections(t *testing.T) {
 		most  = 2 << 20
 	)
 	s := New(&oneClass{latest: NewLatestView(meshView(1, "one"))}, quiet(t), nil)
-	s.room.most, s.room.stall = most, 0
+	s.room.most, s.room.stall, s.room.finishing = most, 0, make(chan struct{}, 1)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -54,8 +54,8 @@ func TestUnfinishedRequestsOnManyConnections(t *testing.T) {
 		}
 		return true
 	})
-	// Each connection may have been reading when the room was full.
-	if limit := int64(most + conns*(large+window)); peak > limit {
+	// Each connection may have been reading when the room was full, and one at a time goes on.
+	if limit := int64(most + conns*(large+window) + size); peak > limit {
 		t.Errorf("%d bytes were held at a time, want at most %d", peak, limit)
 	}
 	wait.Until(t, "what is too much has been given up", func() bool { return s.room.bytes.Load() <= most })
@@ -72,7 +72,13 @@ func TestUnfinishedRequestsOnManyConnections(t *testing.T) {
 		t.Errorf("%d of %d streams were ended, want some", ended, conns)
 	}
 
-	c, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	askMuch(t, l.Addr().String())
+}
+
+// askMuch has a client send a large request, and checks that it is answered.
+func askMuch(t *testing.T, address string) {
+	t.Helper()
+	c, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,6 +92,38 @@ func TestUnfinishedRequestsOnManyConnections(t *testing.T) {
 	if m, err := g.Recv(); err != nil || len(m.GetResources()) != 1 {
 		t.Errorf("got %v, %v, want a cluster", m, err)
 	}
+}
+
+// Connections that have sent a part of a large request while there is no room do not all wait for each other.
+func TestRequestsBecomeWholeWithoutRoom(t *testing.T) {
+	const (
+		conns = maxFinishing + 4
+		size  = 400 << 10
+	)
+	s := New(&oneClass{latest: NewLatestView(meshView(1, "one"))}, quiet(t), nil)
+	s.room.most, s.room.stall = size, time.Hour
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveOn(t, l, s, nil)
+	for range conns {
+		conn, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		f := newFrames(t, conn)
+		f.open(1)
+		f.begin(1, size)
+		go f.write()
+	}
+	wait.Until(t, "no room", func() bool { return s.room.bytes.Load() > size+2*window })
+	askMuch(t, l.Addr().String())
+	if held := s.room.bytes.Load(); held <= size {
+		t.Errorf("%d bytes are held, want more than there is room for", held)
+	}
+	wait.Until(t, "no connection goes on", func() bool { return len(s.room.finishing) == 0 })
 }
 
 // What a connection held is free after its end, and those that wait for room go on.

@@ -104,7 +104,7 @@ type Server struct {
 
 // New makes a server and registers its metrics; a nil reg registers none.
 func New(registry Registry, log *slog.Logger, reg prometheus.Registerer) *Server {
-	s := &Server{registry: registry, log: log, behind: func() bool { return false }, quota: newQuota(), room: room{most: maxUnfinishedAll, stall: stallTime}, firstTrust: make(chan struct{}), draining: make(chan struct{}), conns: map[string]*connection{}, guards: map[net.Conn]*guard{}, warned: map[mesh.ProxyConfigFields]bool{}}
+	s := &Server{registry: registry, log: log, behind: func() bool { return false }, quota: newQuota(), room: newRoom(), firstTrust: make(chan struct{}), draining: make(chan struct{}), conns: map[string]*connection{}, guards: map[net.Conn]*guard{}, warned: map[mesh.ProxyConfigFields]bool{}}
 	s.metrics = newMetrics(s.count, s.countStuck)
 	if reg != nil {
 		reg.MustRegister(s.metrics.all()...)
