@@ -75,8 +75,10 @@ func (e *editor) edit(turn int) {
 		file, text = endpointsFile, "# All endpoints.\n"+strings.Join(all, "")
 	}
 	path := filepath.Join(e.config, file)
-	err := os.Remove(path)
-	if text != "" {
+	var err error
+	if text == "" {
+		err = os.Remove(path)
+	} else { // at once: a file that is missing for a moment is removed, and counts twice, on a machine that is too busy
 		err = errors.Join(os.WriteFile(path+".next", []byte(text), 0o644), os.Rename(path+".next", path))
 	}
 	if err != nil {
