@@ -257,12 +257,19 @@ type footprint struct {
 	processes           []string
 	// folder has its files.
 	folder string
+	// mounts are lines of this process's mountinfo, and at is the time, in clock ticks since the machine has started. The kernel gives the
+	// number of a namespace that has ended to the next one, which another test may make.
+	mounts map[string]bool
+	at     uint64
 }
 
 // uses finds the processes that the session has started, and what they are in.
 func (s *session) uses(t *testing.T) footprint {
 	t.Helper()
-	u := footprint{namespaces: map[string]bool{}, cgroups: map[string]bool{}}
+	u := footprint{namespaces: map[string]bool{}, cgroups: map[string]bool{}, mounts: map[string]bool{}}
+	for _, line := range mountLines(t) {
+		u.mounts[line] = true
+	}
 	children := map[string][]string{}
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -306,7 +313,43 @@ func (s *session) uses(t *testing.T) footprint {
 	for line := range strings.Lines(string(own)) {
 		delete(u.cgroups, strings.TrimSpace(line[strings.LastIndexByte(line, ':')+1:]))
 	}
+	now, err := os.ReadFile("/proc/uptime")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seconds, _, _ := strings.Cut(string(now), " ")
+	uptime, err := strconv.ParseFloat(seconds, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const ticks = 100 // in a second, on all architectures that Envoy is built for
+	u.at = uint64(uptime * ticks)
 	return u
+}
+
+// startOf is when a process has started, in clock ticks since the machine has; false if it has ended.
+// https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
+func startOf(pid string) (ticks uint64, ok bool) {
+	text, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
+		return 0, false
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	fields := strings.Fields(rest)
+	if len(fields) < 20 {
+		return 0, false
+	}
+	ticks, err = strconv.ParseUint(fields[19], 10, 64)
+	return ticks, err == nil
+}
+
+func mountLines(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }
 
 // left reports what remains of a session that has ended: its folder, processes, namespaces, with which their rules and interfaces end, mounts, and
@@ -318,21 +361,24 @@ func (u footprint) left(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	for _, path := range all {
-		if ns, err := os.Readlink(path); err == nil && u.namespaces[ns] {
+		ns, err := os.Readlink(path)
+		if err != nil || !u.namespaces[ns] {
+			continue
+		}
+		if started, ok := startOf(strings.Split(path, "/")[2]); ok && started <= u.at {
 			t.Errorf("%s is left: %s", ns, path)
 		}
 	}
 	if _, err := os.Stat(u.folder); err == nil || u.folder == "" {
 		t.Errorf("the folder %q is left, or was not found", u.folder)
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(mounts)) {
+	for _, line := range mountLines(t) {
+		if strings.Contains(line, dir) {
+			t.Errorf("a mount is left: %s", line)
+		}
 		for ns := range u.namespaces {
-			if strings.Contains(line, ns) || strings.Contains(line, dir) {
-				t.Errorf("a mount is left: %s", line)
+			if u.mounts[line] && strings.Contains(line, ns) {
+				t.Errorf("the mount of a namespace is left: %s", line)
 			}
 		}
 	}
