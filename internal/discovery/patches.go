@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	networking "istio.io/api/networking/v1alpha3"
+
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
 	"github.com/pilothouse/pilothouse/internal/discovery/compile/patch"
 	"github.com/pilothouse/pilothouse/internal/discovery/config"
@@ -12,7 +14,6 @@ import (
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/object"
 	"github.com/pilothouse/pilothouse/internal/printable"
-	networking "istio.io/api/networking/v1alpha3"
 )
 
 // patchID names a patch of an EnvoyFilter.

@@ -4,10 +4,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pilothouse/pilothouse/internal/mesh"
-	"github.com/pilothouse/pilothouse/internal/object"
 	networking "istio.io/api/networking/v1alpha3"
 	security "istio.io/api/security/v1beta1"
+
+	"github.com/pilothouse/pilothouse/internal/mesh"
+	"github.com/pilothouse/pilothouse/internal/object"
 )
 
 // Decides reports whether an object may have decided what class a proxy has, if the rule that classifies proxies has read the object. That

@@ -23,24 +23,7 @@ func TestUnfinishedRequestsOnManyConnections(t *testing.T) {
 	)
 	s := New(&oneClass{latest: NewLatestView(meshView(1, "one"))}, quiet(t), nil)
 	s.room.most, s.room.stall, s.room.finishing = most, 0, make(chan struct{}, 1)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	serveOn(t, l, s, nil)
-	all := make([]*frames, conns)
-	for i := range all {
-		conn, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = conn.Close() })
-		f := newFrames(t, conn)
-		f.open(1)
-		f.begin(1, size)
-		go f.write()
-		all[i] = f
-	}
+	all, address := unfinishedOn(t, s, conns, size)
 	var peak int64
 	wait.Until(t, "all have sent what they can", func() bool {
 		peak = max(peak, s.room.bytes.Load())
@@ -72,7 +55,30 @@ func TestUnfinishedRequestsOnManyConnections(t *testing.T) {
 		t.Errorf("%d of %d streams were ended, want some", ended, conns)
 	}
 
-	askMuch(t, l.Addr().String())
+	askMuch(t, address)
+}
+
+// unfinishedOn serves at an address, and has clients there, each with its own connection, send most of a request of that size, and then no more.
+func unfinishedOn(t *testing.T, s *Server, conns, size int) (all []*frames, address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveOn(t, l, s, nil)
+	for range conns {
+		conn, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		f := newFrames(t, conn)
+		f.open(1)
+		f.begin(1, size)
+		go f.write()
+		all = append(all, f)
+	}
+	return all, l.Addr().String()
 }
 
 // askMuch has a client send a large request, and checks that it is answered.
@@ -102,24 +108,9 @@ func TestRequestsBecomeWholeWithoutRoom(t *testing.T) {
 	)
 	s := New(&oneClass{latest: NewLatestView(meshView(1, "one"))}, quiet(t), nil)
 	s.room.most, s.room.stall = size, time.Hour
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	serveOn(t, l, s, nil)
-	for range conns {
-		conn, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = conn.Close() })
-		f := newFrames(t, conn)
-		f.open(1)
-		f.begin(1, size)
-		go f.write()
-	}
+	_, address := unfinishedOn(t, s, conns, size)
 	wait.Until(t, "no room", func() bool { return s.room.bytes.Load() > size+2*window })
-	askMuch(t, l.Addr().String())
+	askMuch(t, address)
 	if held := s.room.bytes.Load(); held <= size {
 		t.Errorf("%d bytes are held, want more than there is room for", held)
 	}
