@@ -23,6 +23,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -87,7 +88,7 @@ func Start(t testing.TB, o Options) *Cluster {
 			t.Errorf("stop the cluster: %v", err)
 		}
 	})
-	c.reportTo(t)
+	c.ReportTo(t)
 	return c
 }
 
@@ -301,6 +302,21 @@ func (c *Cluster) until(ctx context.Context, what string, look func(context.Cont
 	}
 }
 
+// Mentions are the last lines of each program's log that have one of the words, whatever their case.
+func (c *Cluster) Mentions(words ...string) string {
+	for i, w := range words {
+		words[i] = strings.ToLower(w)
+	}
+	var b strings.Builder
+	for _, p := range c.programs() {
+		fmt.Fprintf(&b, "--- %s\n%s\n", p.name, p.last(func(line string) bool {
+			line = strings.ToLower(line)
+			return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(line, w) })
+		}))
+	}
+	return b.String()
+}
+
 // tails are the ends of all logs, each from the offset that from has for its program.
 func (c *Cluster) tails(from map[string]int64) string {
 	var b strings.Builder
@@ -310,8 +326,10 @@ func (c *Cluster) tails(from map[string]int64) string {
 	return b.String()
 }
 
-// reportTo has the test fail if a program ended meanwhile, and show the logs written since now if it failed.
-func (c *Cluster) reportTo(t testing.TB) {
+// ReportTo has the test fail if a program ended meanwhile, and show the logs written since now if it failed. [Start] and [Shared]
+// call it.
+func (c *Cluster) ReportTo(t testing.TB) {
+	t.Helper()
 	from := map[string]int64{}
 	for _, p := range c.programs() {
 		from[p.name] = p.logSize()

@@ -1,6 +1,7 @@
 package kubetest
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"io"
@@ -124,4 +125,28 @@ func (p *process) tail(from int64) string {
 	}
 	lines := strings.Split(string(bytes.TrimSpace(text)), "\n")
 	return strings.Join(lines[max(0, len(lines)-tailLines):], "\n")
+}
+
+// last are the last tailLines lines of the log for which keep returns true.
+func (p *process) last(keep func(line string) bool) string {
+	f, err := os.Open(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	var lines []string
+	scan := bufio.NewScanner(f)
+	scan.Buffer(nil, 1<<20)
+	for scan.Scan() {
+		if !keep(scan.Text()) {
+			continue
+		}
+		if lines = append(lines, scan.Text()); len(lines) > tailLines {
+			lines = lines[1:]
+		}
+	}
+	if err := scan.Err(); err != nil {
+		lines = append(lines, err.Error())
+	}
+	return strings.Join(lines, "\n")
 }

@@ -56,6 +56,6 @@ func Shared(t testing.TB) *Cluster {
 	if err := shared.cluster.running(); err != nil {
 		t.Fatalf("the shared cluster: %v", err)
 	}
-	shared.cluster.reportTo(t)
+	shared.cluster.ReportTo(t)
 	return shared.cluster
 }

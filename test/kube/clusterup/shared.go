@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/pilothouse/pilothouse/internal/lab/meshup"
@@ -72,16 +73,19 @@ func (s *Shared) run(m *testing.M) int {
 	return code
 }
 
-// Start gives a test the cluster. If the test fails, the ends of the logs of the Pods and of the Node are in its output.
+// Start gives a test the cluster. If the test fails, its output has the ends of the logs of the Pods, of the Node and of the control
+// plane, and what the API server and the Network have of Services.
 func (s *Shared) Start(t *testing.T) *Cluster {
 	t.Helper()
 	s.once.Do(func() { s.err = s.launch() })
 	if s.err != nil {
 		t.Fatal(s.err)
 	}
+	s.cluster.ReportTo(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			s.showLogs(t)
+			s.showServices(t)
 		}
 	})
 	return s.cluster
@@ -150,4 +154,36 @@ func (s *Shared) showLogs(t *testing.T) {
 	}
 	lines := strings.Split(s.log.String(), "\n")
 	t.Logf("log of the Node:\n%s", strings.Join(lines[max(0, len(lines)-80):], "\n"))
+}
+
+// showServices shows whether everybody has the same EndpointSlices: what is stored, what the API server's cache has, from which all
+// watches are served, and what the Network has; and what the control plane's logs say about them.
+func (s *Shared) showServices(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for _, from := range []struct{ what, version string }{{"stored", ""}, {"in the API server's cache", "0"}} {
+		// Without a version a list is not older than etcd; with version 0 it is whatever the cache has.
+		o := metav1.ListOptions{ResourceVersion: from.version}
+		services, err := s.cluster.Client.CoreV1().Services("").List(ctx, o)
+		if err != nil {
+			t.Log(err)
+			continue
+		}
+		endpoints, err := s.cluster.Client.DiscoveryV1().EndpointSlices("").List(ctx, o)
+		if err != nil {
+			t.Log(err)
+			continue
+		}
+		var b strings.Builder
+		for _, v := range services.Items {
+			fmt.Fprintf(&b, "  %s/%s, version %s: %v\n", v.Namespace, v.Name, v.ResourceVersion, v.Spec.ClusterIPs)
+		}
+		all := make([]*discoveryv1.EndpointSlice, 0, len(endpoints.Items))
+		for i := range endpoints.Items {
+			all = append(all, &endpoints.Items[i])
+		}
+		t.Logf("%s: Services at version %s, EndpointSlices at version %s\n%s%s", from.what, services.ResourceVersion, endpoints.ResourceVersion, &b, node.Describe(all))
+	}
+	t.Logf("the Network has: %s", s.cluster.Network.State())
+	t.Logf("what the control plane's logs say of EndpointSlices and watches:\n%s", s.cluster.Mentions("endpointslice", "endpoint slice", "endpoint_slice", "watch", "reflector"))
 }

@@ -59,10 +59,14 @@ type Network struct {
 	group   sync.WaitGroup
 	// changed is told when rules may have changed; its buffer is one.
 	changed chan struct{}
+	// write replaces the rules of a Pod.
+	write func(*netmesh.Pod, []podnet.Rule) error
 
 	mu    sync.Mutex
 	nodes int
 	rules []podnet.Rule
+	// pods are those on the network, with whether they have rules. One that has not, since they could not be written, gets them
+	// soon.
 	pods  map[*netmesh.Pod]bool
 	conns map[io.Closer]bool
 }
@@ -89,6 +93,9 @@ func NewNetwork(ctx context.Context, o NetworkOptions) (*Network, error) {
 		Mesh: mesh, o: o, client: client, stop: stop, changed: make(chan struct{}, 1),
 		factory: informers.NewSharedInformerFactory(client, 0),
 		pods:    map[*netmesh.Pod]bool{}, conns: map[io.Closer]bool{},
+		write: func(p *netmesh.Pod, rules []podnet.Rule) error {
+			return p.Do(func() error { return writeRules(rules) })
+		},
 	}
 	if err := n.start(ctx, run); err != nil {
 		return nil, errors.Join(fmt.Errorf("make a network of Pods: %w", err), n.Close())
@@ -269,26 +276,48 @@ func (n *Network) wake() {
 	}
 }
 
-// keepRules writes the rules to all Pods when they change.
+// ruleRetry is when rules are written again that could not be.
+const ruleRetry = time.Second
+
+// keepRules writes the rules to all Pods when they change, and again to those where that failed.
 func (n *Network) keepRules(ctx context.Context) {
 	for {
-		n.mu.Lock()
-		rules := n.tables().Rules()
-		if !slices.EqualFunc(rules, n.rules, equalRules) {
-			n.rules = rules
-			for p := range n.pods {
-				if err := p.Do(func() error { return writeRules(rules) }); err != nil {
-					n.o.Log.Debug("write the rules of Services", "pod", p.Name(), "error", err)
-				}
-			}
+		var again <-chan time.Time
+		if !n.updateRules() {
+			again = time.After(ruleRetry)
 		}
-		n.mu.Unlock()
 		select {
 		case <-ctx.Done():
 			return
 		case <-n.changed:
+		case <-again:
 		}
 	}
+}
+
+// updateRules writes the rules to the Pods that have others, and returns whether all have them then.
+func (n *Network) updateRules() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if rules := n.tables().Rules(); !slices.EqualFunc(rules, n.rules, equalRules) {
+		n.rules = rules
+		for p := range n.pods {
+			n.pods[p] = false
+		}
+	}
+	all := true
+	for p, current := range n.pods {
+		if current {
+			continue
+		}
+		if err := n.write(p, n.rules); err != nil {
+			n.o.Log.Debug("write the rules of Services", "pod", p.Name(), "error", err)
+			all = false
+			continue
+		}
+		n.pods[p] = true
+	}
+	return all
 }
 
 func equalRules(a, b podnet.Rule) bool {
@@ -303,7 +332,7 @@ func (n *Network) addPod(name string, ip netip.Addr) (*netmesh.Pod, error) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := p.Do(func() error { return writeRules(n.rules) }); err != nil {
+	if err := n.write(p, n.rules); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	n.pods[p] = true
