@@ -64,7 +64,7 @@ func (c *Cluster) KillAPIServer(t testing.TB) {
 }
 
 // StartAPIServer starts the API server again, with the same etcd and keys at the same port, and waits until it is ready. It
-// has to have been stopped.
+// has to have been stopped. Its clients are started again as well, see [Cluster.RestartAPIServer].
 func (c *Cluster) StartAPIServer(t testing.TB) {
 	t.Helper()
 	if err := c.RestartAPIServer(t.Context()); err != nil {
@@ -72,8 +72,20 @@ func (c *Cluster) StartAPIServer(t testing.TB) {
 	}
 }
 
-// RestartAPIServer ends the API server in order if it runs, starts it again, and returns when it is ready.
+// RestartAPIServer ends the API server in order if it runs, starts it again, and returns when it is ready. It starts the controller
+// manager and the scheduler again, too. Each of their watches would try again only after a pause of its own, of up to a minute
+// once the API server was away for half of one. Meanwhile the controller of EndpointSlices knows how Pods change but not what
+// it has written before: each change of a Pod doubles the time until it looks at the Service again, to 1,000 s, or makes it give up,
+// and it does not look earlier when it has caught up. Until the next change of a Pod, the Service leads to Pods that are gone.
 func (c *Cluster) RestartAPIServer(ctx context.Context) error {
 	c.program(apiServerName).stop()
-	return c.startAPIServer(ctx)
+	if err := c.startAPIServer(ctx); err != nil {
+		return err
+	}
+	for _, name := range []string{controllersName, schedulerName} {
+		if p := c.program(name); p != nil {
+			p.kill()
+		}
+	}
+	return c.startClients()
 }

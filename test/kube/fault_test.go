@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -61,6 +63,73 @@ func TestWatchesResumeWhenTheAPIServerIsBack(t *testing.T) {
 	}
 	resume()
 	change("paused")
+}
+
+// Endpoints follow Pods that change as soon as an API server is back that was away for long.
+func TestEndpointsFollowWhenTheAPIServerIsBack(t *testing.T) {
+	c := kubetest.Start(t, kubetest.Options{Scheduler: true})
+	c.Node(t, "one", nil)
+	namespace := c.Namespace(t, nil)
+	c.Apply(t, namespace, `
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {selector: {app: web}, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web, labels: {app: web}}
+spec: {nodeName: one, containers: [{name: web, image: web}]}
+`)
+	address := netip.MustParseAddr("192.0.2.1")
+	move := func() {
+		t.Helper()
+		address = address.Next()
+		c.PodRunning(t, namespace, "web", address)
+	}
+	followed := func() {
+		t.Helper()
+		wait.NoError(t, "the endpoint is "+address.String(), func() error {
+			all, err := c.Client.DiscoveryV1().EndpointSlices(namespace).List(t.Context(), metav1.ListOptions{})
+			var have []string
+			if err == nil {
+				for _, s := range all.Items {
+					for _, e := range s.Endpoints {
+						have = append(have, e.Addresses...)
+					}
+				}
+			}
+			if !slices.Equal(have, []string{address.String()}) {
+				err = errors.Join(err, fmt.Errorf("the endpoints are %q", have))
+			}
+			return err
+		})
+	}
+	move()
+	followed()
+	c.StopAPIServer(t)
+	// For so long that watches of the controllers, which run on, would try again late.
+	select {
+	case <-time.After(30 * time.Second):
+	case <-t.Context().Done():
+	}
+	c.StartAPIServer(t)
+	for range 50 {
+		move()
+	}
+	followed()
+	if _, err := c.Client.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "new"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "new", Image: "new"}}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	wait.NoError(t, "a new Pod gets a Node", func() error {
+		p, err := c.Client.CoreV1().Pods(namespace).Get(t.Context(), "new", metav1.GetOptions{})
+		if err == nil && p.Spec.NodeName == "" {
+			err = errors.New("it has none")
+		}
+		return err
+	})
 }
 
 func refused(t *testing.T, c *kubetest.Cluster) {

@@ -121,15 +121,8 @@ func (c *Cluster) launch(ctx context.Context) error {
 	if err := c.startOnFreePort(ctx); err != nil {
 		return err
 	}
-	if c.options.Controllers == nil || len(c.options.Controllers) > 0 {
-		if err := c.startClient(controllersName, "system:masters", controllersArgs(c.dir, c.options)); err != nil {
-			return err
-		}
-	}
-	if c.options.Scheduler {
-		if err := c.startClient(schedulerName, "", schedulerArgs(c.dir)); err != nil {
-			return err
-		}
+	if err := c.startClients(); err != nil {
+		return err
 	}
 	if c.options.Controllers != nil {
 		return nil
@@ -207,6 +200,19 @@ func (c *Cluster) startAPIServer(ctx context.Context) error {
 		p.kill()
 	}
 	return err
+}
+
+// startClients starts the controller manager and the scheduler, those that are wanted.
+func (c *Cluster) startClients() error {
+	if c.options.Controllers == nil || len(c.options.Controllers) > 0 {
+		if err := c.startClient(controllersName, "system:masters", controllersArgs(c.dir, c.options)); err != nil {
+			return err
+		}
+	}
+	if c.options.Scheduler {
+		return c.startClient(schedulerName, "", schedulerArgs(c.dir))
+	}
+	return nil
 }
 
 // startClient starts a program that connects to the API server as the user system:NAME.

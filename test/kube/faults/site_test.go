@@ -226,11 +226,35 @@ func (s site) connected(ctx context.Context, least int) error {
 	return nil
 }
 
-// settled waits until the replicas and the workloads are ready, every proxy is connected, and every Envoy has the web's
-// endpoints.
+// leadsToBoth returns an error unless the Service of pilot-discovery leads to both replicas, and to nothing else. If it led to one of
+// them alone, or to one that is gone, that would show when the other one ends.
+func (s site) leadsToBoth(ctx context.Context) error {
+	pods, err := s.pods(ctx, system, "istiod")
+	if err != nil {
+		return err
+	}
+	var want, have []string
+	for _, p := range pods {
+		want = append(want, p.Status.PodIP)
+	}
+	backends, err := s.Network.Backends("istiod." + system + ":15012")
+	for _, b := range backends {
+		have = append(have, b.Addr().String())
+	}
+	slices.Sort(want)
+	slices.Sort(have)
+	if len(want) != 2 || !slices.Equal(have, want) {
+		err = errors.Join(err, fmt.Errorf("it leads to %v, the replicas are %v", have, want))
+	}
+	return err
+}
+
+// settled waits until the replicas and the workloads are ready, the Service leads to both replicas, every proxy is connected, and
+// every Envoy has the web's endpoints.
 func (s site) settled(t *testing.T) {
 	t.Helper()
 	until(t, "the replicas are ready", s.bothReady)
+	until(t, "the Service leads to both replicas", s.leadsToBoth)
 	for _, app := range []string{"web", "shopper"} {
 		until(t, "the Pods of "+app+" are ready", func(ctx context.Context) error { return s.areReady(ctx, shop, app, 2) })
 	}

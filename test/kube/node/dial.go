@@ -26,19 +26,29 @@ func (n *Network) Dial(ctx context.Context, network, addr string) (net.Conn, err
 
 // resolve is where a connection to addr goes.
 func (n *Network) resolve(addr string) (netip.AddrPort, error) {
-	host, portText, err := net.SplitHostPort(addr)
+	all, err := n.Backends(addr)
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
+	return all[rand.IntN(len(all))], nil
+}
+
+// Backends are where connections go to an address that [Network.Dial] understands; there is at least one. Each is as likely as the
+// others.
+func (n *Network) Backends(addr string) ([]netip.AddrPort, error) {
+	host, portText, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
 	port, err := strconv.ParseUint(portText, 10, 16)
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("invalid port %q: want 0–65535", portText)
+		return nil, fmt.Errorf("invalid port %q: want 0–65535", portText)
 	}
 	ip, err := netip.ParseAddr(host)
 	if err != nil {
 		addrs := n.lookup(host, "", "."+Domain, ".svc."+Domain)
 		if len(addrs) == 0 {
-			return netip.AddrPort{}, fmt.Errorf("the cluster has no name %q", host)
+			return nil, fmt.Errorf("the cluster has no name %q", host)
 		}
 		ip = addrs[rand.IntN(len(addrs))]
 	}
@@ -47,11 +57,11 @@ func (n *Network) resolve(addr string) (netip.AddrPort, error) {
 	i := slices.IndexFunc(rules, func(r podnet.Rule) bool { return r.From == to && r.Protocol == "TCP" })
 	switch {
 	case i < 0:
-		return to, nil
+		return []netip.AddrPort{to}, nil
 	case len(rules[i].To) == 0:
-		return to, errNoBackends
+		return nil, errNoBackends
 	}
-	return rules[i].To[rand.IntN(len(rules[i].To))], nil
+	return rules[i].To, nil
 }
 
 // lookup are the addresses of the first name, of those that host and a suffix make, that the cluster's DNS has.

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -80,7 +81,9 @@ func NewNetwork(ctx context.Context, o NetworkOptions) (*Network, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	client, err := kubernetes.NewForConfig(o.Config)
+	config := rest.CopyConfig(o.Config)
+	config.Dial = dialPatiently
+	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make a network of Pods: %w", err)
 	}
@@ -387,6 +390,32 @@ func (n *Network) secret(ctx context.Context, namespace, name string) (*corev1.S
 		return nil, nil
 	}
 	return s, err
+}
+
+// The longest time that a connection to an API server that does not run waits for it, and how often it tries.
+const (
+	dialPatience = 30 * time.Second
+	dialPause    = 200 * time.Millisecond
+)
+
+// dialPatiently connects to the API server, and waits for one that does not run. Watches of client-go would wait too, but after an
+// outage of half a minute each for up to a minute more, while Pods and their addresses change.
+func dialPatiently(ctx context.Context, network, addr string) (net.Conn, error) {
+	patience, cancel := context.WithTimeout(ctx, dialPatience)
+	defer cancel()
+	tick := time.NewTicker(dialPause)
+	defer tick.Stop()
+	for {
+		c, err := new(net.Dialer).DialContext(patience, network, addr)
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			return c, err
+		}
+		select {
+		case <-patience.Done():
+			return nil, err
+		case <-tick.C:
+		}
+	}
 }
 
 // apiTimeout bounds one request to the API server.
