@@ -198,7 +198,7 @@ func (e *explainer) send(c asker, i *inventory, port uint32, r *simulate.Request
 	var routes simulate.Route
 	routes, out.err = explain.Outbound(l.Body, connection, r, func(name string) (config []byte, hosts [][]byte) {
 		if r := c.view.Of(xds.RDS).Get(name); r != nil {
-			config = r.Body
+			config = r.Encoded()
 		}
 		for h := range c.view.Of(xds.VHDS).All() {
 			if at := strings.LastIndexByte(h.Name, '/'); at >= 0 && h.Name[:at] == name {

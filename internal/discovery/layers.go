@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/incr"
 )
@@ -15,7 +16,9 @@ type layers struct {
 	// types is the xDS type of each kind of resource.
 	types []xds.Type
 	pool  xds.Pool
-	byKey map[compile.Layer]*publishedLayer
+	// commons are what resources are made of that have most in common, by the first byte of that; they are those of one update.
+	commons map[*byte]*xds.Common
+	byKey   map[compile.Layer]*publishedLayer
 	// idleBytes is the size of the layers that only idle classes have.
 	idleBytes int
 	// held are the layers that were made for what is in quarantine in this generation.
@@ -52,7 +55,7 @@ type difference struct {
 }
 
 func newLayers(c *compile.Compiler) layers {
-	return layers{compiler: c, types: xdsTypes(compile.Kinds(), compile.Kind.TypeURL), byKey: map[compile.Layer]*publishedLayer{}}
+	return layers{compiler: c, types: xdsTypes(compile.Kinds(), compile.Kind.TypeURL), byKey: map[compile.Layer]*publishedLayer{}, commons: map[*byte]*xds.Common{}}
 }
 
 // xdsTypes is the type of each kind of resource. It panics for a kind whose type is not served.
@@ -137,7 +140,7 @@ func (p *layers) ownSize(l *publishedLayer) (bytes int) {
 	}
 	for _, k := range l.keys {
 		if r := l.layer.Get(p.typeOf(k.Kind), k.Name); r != nil {
-			bytes += len(r.Body)
+			bytes += r.OwnSize()
 		}
 	}
 	return bytes
@@ -221,6 +224,7 @@ func (p *layers) update(moved []incr.Moved) (map[*publishedClass]struct{}, []mov
 	}
 	moves := p.movesOf(before)
 	p.updating, p.causes, p.moves = false, 0, nil
+	clear(p.commons)
 	return changed, moves
 }
 
@@ -308,7 +312,7 @@ func (p *layers) setKeys(l *publishedLayer, keys []compile.Key) {
 		p.change(l, added[i], value)
 	}
 	for _, k := range removed {
-		p.change(l, k, nil)
+		p.change(l, k, compile.Body{})
 		p.compiler.Resource(k.Kind).Unwant(k)
 	}
 }
@@ -330,8 +334,8 @@ func (l *publishedLayer) has(k compile.Key) bool {
 	return ok
 }
 
-// change notes that a resource has another value; nil is none.
-func (p *layers) change(l *publishedLayer, k compile.Key, value []byte) {
+// change notes that a resource has another value.
+func (p *layers) change(l *publishedLayer, k compile.Key, value compile.Body) {
 	p.note(l, k)
 	d := l.pendingOf(p.typeOf(k.Kind))
 	r := p.resource(k, value)
@@ -358,25 +362,40 @@ func (l *publishedLayer) pendingOf(t xds.Type) *difference {
 }
 
 // resource is a value on the wire, nil where there is none.
-func (p *layers) resource(k compile.Key, value []byte) *xds.Resource {
-	if value == nil {
+func (p *layers) resource(k compile.Key, value compile.Body) *xds.Resource {
+	if value.None() {
 		return nil
 	}
 	t := p.typeOf(k.Kind)
+	if j := value.Joined; j != nil {
+		return p.pool.Intern(p.commonOf(t, j).NewJoined(k.Name, j))
+	}
 	if t == xds.LDS {
-		return p.pool.Intern(p.listener(k, value))
+		return p.pool.Intern(p.listener(k, value.Bytes))
 	}
 	if k.SeparateHosts {
-		return p.pool.Intern(xds.NewSeparateRoutes(k.Name, value))
+		return p.pool.Intern(xds.NewSeparateRoutes(k.Name, value.Bytes))
 	}
 	if t != xds.CDS {
-		return p.pool.Intern(xds.NewEncoded(t, k.Name, value))
+		return p.pool.Intern(xds.NewEncoded(t, k.Name, value.Bytes))
 	}
 	needs := ""
 	if k.EDS {
 		needs = k.Name
 	}
-	return p.pool.Intern(xds.NewEncodedCluster(k.Name, value, needs))
+	return p.pool.Intern(xds.NewEncodedCluster(k.Name, value.Bytes, needs))
+}
+
+// commonOf is what a resource is made of, which is read once for all that are.
+func (p *layers) commonOf(t xds.Type, j *marshal.Joined) *xds.Common {
+	if len(j.Common) == 0 {
+		return xds.NewCommon(t, nil)
+	}
+	first := &j.Common[0][0]
+	if p.commons[first] == nil {
+		p.commons[first] = xds.NewCommon(t, j.Common)
+	}
+	return p.commons[first]
 }
 
 // commit makes the layer anew of what is pending, and of a derived one also of what its base has

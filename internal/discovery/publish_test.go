@@ -26,7 +26,7 @@ func panicOf(f func()) (text string) {
 func TestAKindWithoutATypePanics(t *testing.T) {
 	unknown := compile.Kinds()[len(compile.Kinds())-1] + 1
 	p := newTestPublisher()
-	if got := panicOf(func() { p.layers.resource(compile.Key{Kind: unknown, Name: "a"}, []byte{}) }); !strings.Contains(got, "unknown kind") {
+	if got := panicOf(func() { p.layers.resource(compile.Key{Kind: unknown, Name: "a"}, compile.Body{Bytes: []byte{}}) }); !strings.Contains(got, "unknown kind") {
 		t.Errorf("panic %q", got)
 	}
 	if got := panicOf(func() { _ = unknown.TypeURL() }); !strings.Contains(got, "no row in kinds") {

@@ -111,7 +111,7 @@ func (l *loop) editOf(accepted []acceptedChange, moves []move, classes int, runs
 		}
 		seen[v] = true
 		if e.Resources++; v.of != nil {
-			e.Bytes += len(v.of.Body)
+			e.Bytes += v.of.Size()
 		}
 	}
 	return e

@@ -18,7 +18,7 @@ func changedResources(before, after *xds.View) (names []string, size int) {
 		old, cur := before.Of(t), after.Of(t)
 		for r := range cur.All() {
 			if o := old.Get(r.Name); o == nil || o.Version != r.Version {
-				names, size = append(names, fmt.Sprint(t, " ", r.Name)), size+len(r.Body)
+				names, size = append(names, fmt.Sprint(t, " ", r.Name)), size+r.Size()
 			}
 		}
 		for r := range old.All() {

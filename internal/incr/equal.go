@@ -9,12 +9,15 @@ import (
 
 var messageType = reflect.TypeFor[proto.Message]()
 
-// comparer returns the function that compares values of a type by content: byte slices by bytes.Equal,
-// protobuf messages by proto.Equal, everything else as reflect.DeepEqual does. A message has caches, which
+// comparer returns the function that compares values of a type by content: by their method Equal if they have one, byte slices by
+// bytes.Equal, protobuf messages by proto.Equal, everything else as reflect.DeepEqual does. A message has caches, which
 // encoding it changes, so reflect.DeepEqual would tell equal messages apart, and would race with encoding.
 func comparer[V any]() func(a, b V) bool {
+	type equaler interface{ Equal(other V) bool }
 	t := reflect.TypeFor[V]()
 	switch {
+	case t.Implements(reflect.TypeFor[equaler]()):
+		return func(a, b V) bool { return any(a).(equaler).Equal(b) }
 	case t == reflect.TypeFor[[]byte]():
 		return func(a, b V) bool { return bytes.Equal(any(a).([]byte), any(b).([]byte)) }
 	case holdsMessages(t, map[reflect.Type]bool{}):

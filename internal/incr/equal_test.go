@@ -1,6 +1,7 @@
 package incr
 
 import (
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -76,5 +77,17 @@ func TestEqualRowsChangeNothing(t *testing.T) {
 	rows.Put("a", message(t, 1, false))
 	if moved, runs := g.Run(), g.Stats()["encode"].Runs; len(moved) > 0 || runs != 1 {
 		t.Errorf("an equal row moved %v, the rule ran %d times, want once", moved, runs)
+	}
+}
+
+// caseless is compared by its own method.
+type caseless string
+
+func (c caseless) Equal(o caseless) bool { return strings.EqualFold(string(c), string(o)) }
+
+func TestAMethodSaysWhatIsEqual(t *testing.T) {
+	same := comparer[caseless]()
+	if !same("a", "A") || same("a", "b") {
+		t.Error("values are not compared by their method Equal")
 	}
 }

@@ -92,7 +92,7 @@ func (w *world) size() (resources, bytes int) {
 	for _, keys := range w.held {
 		for _, k := range keys {
 			v, _ := w.compiler.Resource(k.Kind).Value(k)
-			bytes += len(v)
+			bytes += len(v.Encoded())
 			resources++
 		}
 	}

@@ -86,7 +86,7 @@ func serverManager(b *testing.B, m *meshv1.MeshConfig, telemetry string) *hcmv3.
 			}
 			v, _ := w.compiler.Resource(k.Kind).Value(k)
 			a, l := &anypb.Any{}, &listenerv3.Listener{}
-			if err := errors.Join(proto.Unmarshal(v, a), a.UnmarshalTo(l)); err != nil {
+			if err := errors.Join(proto.Unmarshal(v.Encoded(), a), a.UnmarshalTo(l)); err != nil {
 				b.Fatal(err)
 			}
 			for _, chain := range l.GetFilterChains() {

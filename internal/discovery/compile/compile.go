@@ -6,7 +6,7 @@
 // domains of a route configuration, and an encoded virtual host. Each of them is a cut-off:
 //
 //	services ─▶ plan ─▶ index ─▶ listener            DestinationRule ─▶ cluster
-//	                      └────▶ routes ─▶ domains ─▶ virtual host ─▶ route (joins), or virtual host resource
+//	                      └────▶ routes ─▶ domains ─▶ virtual host ─▶ joined ─▶ route, or virtual host resource
 //	instances ─▶ assignment ─▶ endpoints             PeerAuthentication ─▶ virtualInbound
 //
 // Rules are pure: they read through their incr.Reader, and know a proxy only by its class. The bytes
@@ -14,6 +14,7 @@
 package compile
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 
@@ -89,29 +90,63 @@ type kindRow struct {
 	layer LayerKind
 	// level is that of the rule, levelResource if it is 0.
 	level int
-	rule  func(*Compiler, *incr.Reader, Key) []byte
+	rule  func(*Compiler, *incr.Reader, Key) Body
+}
+
+// Body is a resource, an encoded google.protobuf.Any. The zero value is none. It is immutable.
+type Body struct {
+	// Bytes is the encoding; nil if Joined is set.
+	Bytes  []byte
+	Joined *marshal.Joined
+}
+
+// Equal reports whether two bodies have the same encoding, whatever the parts are.
+func (b Body) Equal(o Body) bool {
+	if b.Joined == nil || o.Joined == nil {
+		return b.Joined == o.Joined && bytes.Equal(b.Bytes, o.Bytes)
+	}
+	return b.Joined.Sum == o.Joined.Sum
+}
+
+// None reports whether there is no resource.
+func (b Body) None() bool { return b.Bytes == nil && b.Joined == nil }
+
+// Encoded returns the encoding in one piece, nil if there is no resource.
+func (b Body) Encoded() []byte {
+	if b.Joined != nil {
+		return b.Joined.Bytes()
+	}
+	return b.Bytes
+}
+
+// whole returns a resource that was encoded in one piece, nil for none.
+func whole(b []byte) Body { return Body{Bytes: b} }
+
+// inOnePiece returns the rule of a kind whose resources are encoded in one piece.
+func inOnePiece(rule func(*Compiler, *incr.Reader, Key) []byte) func(*Compiler, *incr.Reader, Key) Body {
+	return func(c *Compiler, r *incr.Reader, k Key) Body { return whole(rule(c, r, k)) }
 }
 
 // patched returns the row of the kind of a row's resources with patches.
 func (r kindRow) patched() kindRow {
-	r.name, r.level, r.rule = "patched "+r.name, levelPatched, (*Compiler).patchedBody
+	r.name, r.level, r.rule = "patched "+r.name, levelPatched, inOnePiece((*Compiler).patchedBody)
 	return r
 }
 
 // kinds has a row for each Kind.
 var kinds = [numKinds]kindRow{
-	Cluster:         {"cluster", (*clusterv3.Cluster)(nil), ScopeLayer, 0, (*Compiler).cluster},
-	ClusterInline:   {"inline cluster", (*clusterv3.Cluster)(nil), LocationLayer, 0, (*Compiler).cluster},
-	ClusterInbound:  {"inbound cluster", (*clusterv3.Cluster)(nil), WorkloadLayer, 0, (*Compiler).inboundCluster},
-	Endpoints:       {"endpoints", (*endpointv3.ClusterLoadAssignment)(nil), LocationLayer, 0, (*Compiler).endpoints},
-	EndpointsOwn:    {"own endpoints", (*endpointv3.ClusterLoadAssignment)(nil), WorkloadLayer, 0, (*Compiler).ownEndpoints},
-	Listener:        {"listener", (*listenerv3.Listener)(nil), ScopeLayer, 0, (*Compiler).listener},
-	ListenerInbound: {"inbound listener", (*listenerv3.Listener)(nil), WorkloadLayer, 0, (*Compiler).inboundListener},
-	ListenerAPI:     {"gRPC listener", (*listenerv3.Listener)(nil), ScopeLayer, 0, (*Compiler).listenerAPI},
-	ListenerServer:  {"gRPC server listener", (*listenerv3.Listener)(nil), WorkloadLayer, 0, (*Compiler).listenerServer},
-	RouteAPI:        {"gRPC route", (*routev3.RouteConfiguration)(nil), ScopeLayer, 0, (*Compiler).routeAPI},
+	Cluster:         {"cluster", (*clusterv3.Cluster)(nil), ScopeLayer, 0, inOnePiece((*Compiler).cluster)},
+	ClusterInline:   {"inline cluster", (*clusterv3.Cluster)(nil), LocationLayer, 0, inOnePiece((*Compiler).cluster)},
+	ClusterInbound:  {"inbound cluster", (*clusterv3.Cluster)(nil), WorkloadLayer, 0, inOnePiece((*Compiler).inboundCluster)},
+	Endpoints:       {"endpoints", (*endpointv3.ClusterLoadAssignment)(nil), LocationLayer, 0, inOnePiece((*Compiler).endpoints)},
+	EndpointsOwn:    {"own endpoints", (*endpointv3.ClusterLoadAssignment)(nil), WorkloadLayer, 0, inOnePiece((*Compiler).ownEndpoints)},
+	Listener:        {"listener", (*listenerv3.Listener)(nil), ScopeLayer, 0, inOnePiece((*Compiler).listener)},
+	ListenerInbound: {"inbound listener", (*listenerv3.Listener)(nil), WorkloadLayer, 0, inOnePiece((*Compiler).inboundListener)},
+	ListenerAPI:     {"gRPC listener", (*listenerv3.Listener)(nil), ScopeLayer, 0, inOnePiece((*Compiler).listenerAPI)},
+	ListenerServer:  {"gRPC server listener", (*listenerv3.Listener)(nil), WorkloadLayer, 0, inOnePiece((*Compiler).listenerServer)},
+	RouteAPI:        {"gRPC route", (*routev3.RouteConfiguration)(nil), ScopeLayer, 0, inOnePiece((*Compiler).routeAPI)},
 	Route:           {"route", (*routev3.RouteConfiguration)(nil), ScopeLayer, 0, (*Compiler).route},
-	VirtualHost:     {"virtual host resource", (*routev3.VirtualHost)(nil), ScopeLayer, 0, (*Compiler).virtualHostResource},
+	VirtualHost:     {"virtual host resource", (*routev3.VirtualHost)(nil), ScopeLayer, 0, inOnePiece((*Compiler).virtualHostResource)},
 }
 
 func init() {
@@ -169,6 +204,7 @@ const (
 	levelOwnDomains
 	levelHostDomains
 	levelHost
+	levelJoin
 	levelResource
 	levelNames
 	levelDerive
@@ -187,7 +223,7 @@ type Compiler struct {
 	opts  Options
 	inner inner
 	// resources are the rules for each Kind; names lists a layer's resources.
-	resources [numKinds]*incr.Rule[Key, []byte]
+	resources [numKinds]*incr.Rule[Key, Body]
 	names     *incr.Rule[Layer, Contents]
 	// nameTables are what agents resolve, which are no resources of Envoy.
 	nameTables *incr.Rule[NamesKey, *NameTable]
@@ -214,6 +250,7 @@ type inner struct {
 	domainIndex *incr.Rule[scopeName, domainIndex]
 	hostDomains *incr.Rule[scopeNameHost, []string]
 	host        *incr.Rule[scopeNameHost, []byte]
+	joinedHosts *incr.Rule[scopeName, joinedHosts] // of scopes without base
 	clusters    *incr.Rule[scopeHost, []clusterName]
 	assignment  *incr.Rule[assignmentKey, []byte]
 	mutual      *incr.Rule[servicePortKey, bool]
@@ -339,6 +376,7 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		domainIndex:      incr.Derive(g, levelDomainIndex, "domain index", c.domainIndex).AsIndex(),
 		hostDomains:      incr.Derive(g, levelHostDomains, "host domains", c.hostDomains),
 		host:             incr.Derive(g, levelHost, "virtual host", c.virtualHost),
+		joinedHosts:      incr.Derive(g, levelJoin, "joined virtual hosts", c.joinHosts),
 		parsedPatches:    incr.Derive(g, levelPlan, "patches of an EnvoyFilter", c.parsePatches),
 		bareKeys:         incr.Derive(g, levelBare, "names without patches", c.bareKeys).AsIndex(),
 		layerPatches:     incr.Derive(g, levelPatches, "patches of a layer", c.layerPatches).AsIndex(),
@@ -355,7 +393,7 @@ func New(g *incr.Graph, m *model.Model, o Options) *Compiler {
 		if row.level != 0 {
 			level = row.level
 		}
-		c.resources[k] = incr.Derive(g, level, row.name, func(r *incr.Reader, key Key) []byte { return row.rule(c, r, key) })
+		c.resources[k] = incr.Derive(g, level, row.name, func(r *incr.Reader, key Key) Body { return row.rule(c, r, key) })
 		c.byRule[row.name] = k
 	}
 	c.names = incr.Derive(g, levelLayer, "names", c.layerNames).AsIndex()
@@ -380,14 +418,13 @@ func (c *Compiler) Fork(g *incr.Graph, m *model.Model) *Compiler {
 // Names returns the rule that says what is in a layer.
 func (c *Compiler) Names() *incr.Rule[Layer, Contents] { return c.names }
 
-// Resource returns the rule that computes resources of a kind, each as an encoded google.protobuf.Any. It is
-// nil for a resource that no longer exists.
-func (c *Compiler) Resource(k Kind) *incr.Rule[Key, []byte] { return c.resources[k] }
+// Resource returns the rule that computes resources of a kind; none of one that no longer exists.
+func (c *Compiler) Resource(k Kind) *incr.Rule[Key, Body] { return c.resources[k] }
 
-// WantAll wants resources, and returns their bytes in the order of the keys. Those of one kind that are next
+// WantAll wants resources, and returns them in the order of the keys. Those of one kind that are next
 // to each other are computed on several goroutines.
-func (c *Compiler) WantAll(keys []Key) [][]byte {
-	out := make([][]byte, 0, len(keys))
+func (c *Compiler) WantAll(keys []Key) []Body {
+	out := make([]Body, 0, len(keys))
 	for len(keys) > 0 {
 		n := slices.IndexFunc(keys, func(k Key) bool { return k.Kind != keys[0].Kind })
 		if n < 0 {

@@ -3,6 +3,7 @@ package compile_test
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -26,6 +27,16 @@ func byName(w *world, c mesh.Class) map[string][]byte {
 	return out
 }
 
+// sumsByName is what identifies each joined resource of a class, by its name.
+func sumsByName(t *testing.T, w *world, c mesh.Class) map[string][16]byte {
+	t.Helper()
+	out := map[string][16]byte{}
+	for k, sum := range w.sums(t, c) {
+		out[k.Name] = sum
+	}
+	return out
+}
+
 // sameAsWhole fails the test where any byte that any proxy would get differs from a compile in which no
 // scope is derived from another.
 func (h *history) sameAsWhole(t *testing.T, w *world, step int) {
@@ -44,6 +55,9 @@ func (h *history) sameAsWhole(t *testing.T, w *world, step int) {
 			if _, ok := want[name]; !ok {
 				t.Fatalf("step %d: %s: %s is not in a whole compile", step, n.ID, name)
 			}
+		}
+		if got, want := sumsByName(t, w, class), sumsByName(t, whole, whole.join(n)); !maps.Equal(got, want) {
+			t.Fatalf("step %d: %s: joined resources are identified by\n%x, in a whole compile by\n%x", step, n.ID, got, want)
 		}
 	}
 }
@@ -219,7 +233,7 @@ func TestScopesShareABase(t *testing.T) {
 			// The joined route configuration has the short names of each namespace.
 			exactly: map[string]int{
 				"cluster": 0, "endpoints": 0, "listener": 0, "virtual host": 1, "scope difference": 0, "virtual service": 1, "route": namespaces,
-				"names": 0, "derived names": 0, "derived routes": 0, "derived domains": 0, "extra hosts": 1,
+				"names": 0, "derived names": 0, "derived routes": 0, "derived domains": 0, "extra hosts": 1, "joined virtual hosts": 1,
 			},
 			moved: namespaces,
 		},
@@ -272,12 +286,20 @@ func TestScopesShareABase(t *testing.T) {
 			t.Errorf("%s: moved %v, want %d", s.what, moved, s.moved)
 		}
 	}
+	base := w.joined(w.join(namespaceProxy(t, 0)))
 	before := w.runs()
 	class := w.join(namespaceProxy(t, namespaces))
 	ran := w.runsSince(before)
 	for rule, n := range map[string]int{"cluster": 0, "inline cluster": 0, "assignment": 0, "listener": 0, "virtual host": 3, "route": 1, "service": 0, "destination rule": 0, "visible services": 0} {
 		if ran[rule] != n {
 			t.Errorf("a new namespace: rule %q ran %d times, want %d (all: %v)", rule, ran[rule], n, ran)
+		}
+	}
+	for k, j := range w.joined(class) {
+		for other, o := range base {
+			if other.Name == k.Name && (&j.Common[0][0] != &o.Common[0][0] || j.OwnSize() > j.Size()/8) {
+				t.Errorf("%s: %d of %d bytes are the namespace's own: want only its two services'", k.Name, j.OwnSize(), j.Size())
+			}
 		}
 	}
 	var own []string

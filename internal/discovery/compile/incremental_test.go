@@ -111,6 +111,9 @@ func (h *history) same(t *testing.T, w *world, step int) {
 				t.Fatalf("step %d: %s: resource %d %s differs from a fresh compile:\n%q\n%q", step, n.ID, k.Kind, k.Name, a[k], b[k])
 			}
 		}
+		if got, want := w.sums(t, got), fresh.sums(t, want); !maps.Equal(got, want) {
+			t.Fatalf("step %d: %s: joined resources are identified by\n%v, from scratch by\n%v", step, n.ID, got, want)
+		}
 		if len(a) != len(b) {
 			t.Fatalf("step %d: %s has %d resources, from scratch %d", step, n.ID, len(a), len(b))
 		}
@@ -243,9 +246,9 @@ func TestOnlyAffectedRulesRun(t *testing.T) {
 		{"its address changes", pod("version: v2", "10.99.0.3"), map[string]int{"accounts": 1, "assignment": 3, "endpoints": 2, "instances": 1}, []string{v2, all}},
 		{"its label changes", pod("version: v1", "10.99.0.3"), map[string]int{"accounts": 1, "assignment": 3, "endpoints": 3, "instances": 1}, []string{v1, v2, all}},
 		{"a label of it that nothing selects changes", pod("version: v1, team: a", "10.99.0.3"), map[string]int{"accounts": 1, "assignment": 3, "instances": 1}, nil},
-		{"a weight changes", virtual50, map[string]int{"route": 2, "virtual host": 2, "virtual service": 1, "virtual service reach": 1}, []string{"route 9080", "route 9080"}},
+		{"a weight changes", virtual50, map[string]int{"joined virtual hosts": 1, "route": 2, "virtual host": 2, "virtual service": 1, "virtual service reach": 1}, []string{"route 9080", "route 9080"}},
 		{"a field that nothing reads changes", strings.Replace(virtual50, "name: reviews,", "name: reviews, annotations: {note: seen},", 1), nil, nil},
-		{"a rule of routes is exported to its own namespace only", strings.Replace(virtual50, "spec:", "spec:\n  exportTo: [.]", 1), map[string]int{"derived domains": 1, "derived names": 1, "derived routes": 1, "extra hosts": 1, "host domains": 1, "route": 1, "scope difference": 1, "scope difference of a host": 1, "virtual host": 2, "virtual service": 2, "virtual service reach": 1}, []string{"route 9080"}},
+		{"a rule of routes is exported to its own namespace only", strings.Replace(virtual50, "spec:", "spec:\n  exportTo: [.]", 1), map[string]int{"derived domains": 1, "derived names": 1, "derived routes": 1, "extra hosts": 1, "host domains": 1, "joined virtual hosts": 1, "route": 2, "scope difference": 1, "scope difference of a host": 1, "virtual host": 2, "virtual service": 2, "virtual service reach": 1}, []string{"route 9080"}},
 		{"a Pod that no service selects comes up", "apiVersion: v1\nkind: Pod\nmetadata: {name: lone, namespace: shop, labels: {app: lone}}\nstatus: {phase: Running, podIP: 10.99.0.7}\n", nil, nil},
 		{"the client's own namespace becomes strict", "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: other}\nspec: {mtls: {mode: STRICT}}\n", map[string]int{"class": 1, "inbound frame": 1, "inbound listener": 1, "inbound security": 1, "policies": 1}, []string{"inbound listener virtualInbound"}},
 		{"a policy for workloads that do not exist", "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: b, namespace: other}\nspec: {selector: {matchLabels: {app: none}}, rules: [{}]}\n", map[string]int{"class": 1}, nil},

@@ -73,7 +73,7 @@ func equalWorlds(t *testing.T, w, other *world, when string) {
 	for k := range w.held {
 		got, _ := w.compiler.Resource(k.Kind).Value(k)
 		want, _ := other.compiler.Resource(k.Kind).Value(k)
-		if !bytes.Equal(got, want) {
+		if got, want := got.Encoded(), want.Encoded(); !bytes.Equal(got, want) {
 			t.Fatalf("%s: resource %s is\n%q, want\n%q", when, k.Name, got, want)
 		}
 		if got, want := reads(w.compiler, k), reads(other.compiler, k); !slices.Equal(got, want) {

@@ -333,7 +333,7 @@ func (c *Compiler) patchResource(r *incr.Reader, k Key) patchedResource {
 	}
 	var body []byte
 	if bare := c.inner.bareKey.Of(r, k); bare.Name != "" {
-		body = c.resources[bare.Kind].Of(r, bare)
+		body = c.resources[bare.Kind].Of(r, bare).Encoded()
 		if body == nil {
 			return patchedResource{}
 		}

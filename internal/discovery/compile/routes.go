@@ -237,52 +237,24 @@ func (c *Compiler) sessionOf(s mesh.ScopeID, svc *model.Service) *anypb.Any {
 	return route.Session(svc.Session.Cookie, svc.Session.Path, svc.Session.Header)
 }
 
-// route returns a route configuration, joined from its encoded virtual hosts unless they are resources of
-// their own.
-func (c *Compiler) route(r *incr.Reader, k Key) []byte {
+// route returns a route configuration with its virtual hosts, unless they are resources of their own.
+func (c *Compiler) route(r *incr.Reader, k Key) Body {
 	if k.Scope.Value().Role == mesh.Router {
-		return c.gatewayRouteConfig(r, k)
-	}
-	catchAll := func(binds bool) []byte {
-		port := portOf(k.Name)
-		if strings.HasPrefix(k.Name, mesh.UnixSocket) {
-			port = 0
-		}
-		return marshal.Must(route.CatchAll(c.catchAll(r, k.Scope, port, binds), k.Scope.Value().Caps))
+		return whole(c.gatewayRouteConfig(r, k))
 	}
 	if k.SeparateHosts {
 		frame := route.Frame(k.Name)
 		frame.Vhds = route.SeparateHosts()
-		return marshal.EncodedAny((*routev3.RouteConfiguration)(nil), route.Join(frame, [][]byte{catchAll(false)}))
+		return whole(marshal.EncodedAny((*routev3.RouteConfiguration)(nil), route.Join(frame, [][]byte{c.catchAllHost(r, k.Scope, k.Name, false)})))
 	}
-	name := scopeName{k.Scope, k.Name}
-	base, derived := c.model.Base(k.Scope)
-	var t routeHosts
-	var ok bool
-	var own []hostDomains
-	if derived {
-		t, ok = c.derivedHosts(r, name)
-		own = c.inner.ownDomains.Of(r, name)
-	} else {
-		t, ok = c.routesNamed(r, name)
+	return c.joinedRoutes(r, scopeName{k.Scope, k.Name})
+}
+
+// catchAllHost returns the encoded virtual host of a route configuration for requests to all other hosts.
+func (c *Compiler) catchAllHost(r *incr.Reader, s mesh.ScopeID, name string, binds bool) []byte {
+	port := portOf(name)
+	if strings.HasPrefix(name, mesh.UnixSocket) {
+		port = 0
 	}
-	if !ok {
-		return nil
-	}
-	hosts := make([]scopeNameHost, len(t.Hosts))
-	for i, h := range t.Hosts {
-		hosts[i] = scopeNameHost{k.Scope, k.Name, h}
-		if derived {
-			if len(own) > 0 && own[0].host == h {
-				own = own[1:]
-			} else {
-				hosts[i].scope = base
-			}
-		}
-	}
-	encoded := slices.DeleteFunc(c.inner.host.OfAll(r, hosts), func(b []byte) bool { return b == nil })
-	if !t.Own {
-		encoded = append(encoded, catchAll(t.Binds))
-	}
-	return marshal.EncodedAny((*routev3.RouteConfiguration)(nil), route.Join(route.Frame(k.Name), encoded))
+	return marshal.Must(route.CatchAll(c.catchAll(r, s, port, binds), s.Value().Caps))
 }

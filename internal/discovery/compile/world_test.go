@@ -7,10 +7,12 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/compile"
+	"github.com/pilothouse/pilothouse/internal/discovery/marshal"
 	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/incr"
@@ -176,18 +178,58 @@ func (w *world) bytes(c mesh.Class) map[compile.Key][]byte {
 	for _, l := range compile.Layers(c) {
 		for _, k := range w.contents(l) {
 			body, _ := w.compiler.Resource(k.Kind).Value(k)
-			if body == nil {
+			if body.None() {
 				out[k] = nil
 				continue
 			}
 			var wrapped anypb.Any
-			if err := proto.Unmarshal(body, &wrapped); err != nil {
+			if err := proto.Unmarshal(body.Encoded(), &wrapped); err != nil {
 				panic(err)
 			}
 			if wrapped.TypeUrl != k.Kind.TypeURL() {
 				panic("resource " + k.Name + " is of type " + wrapped.TypeUrl)
 			}
 			out[k] = wrapped.Value
+		}
+	}
+	return out
+}
+
+// joined is every resource of a class that is made of others' parts.
+func (w *world) joined(c mesh.Class) map[compile.Key]*marshal.Joined {
+	out := map[compile.Key]*marshal.Joined{}
+	for _, l := range compile.Layers(c) {
+		for _, k := range w.contents(l) {
+			if body, _ := w.compiler.Resource(k.Kind).Value(k); body.Joined != nil {
+				out[k] = body.Joined
+			}
+		}
+	}
+	return out
+}
+
+// sums are what identifies each resource of a class that is made of others' parts. It fails the test where what these have that the resource
+// lacks, and the reverse, is not what the resource says.
+func (w *world) sums(t testing.TB, c mesh.Class) map[compile.Key][16]byte {
+	t.Helper()
+	out := map[compile.Key][16]byte{}
+	for k, j := range w.joined(c) {
+		out[k] = j.Sum
+		count := map[string]int{}
+		for sign, list := range map[int][][]byte{1: slices.Concat(j.Common, j.Own), -1: slices.Concat(j.Replaced, j.Rest)} {
+			for rest := slices.Concat(list...); len(rest) > 0; {
+				_, _, n := protowire.ConsumeField(rest)
+				if n < 0 {
+					t.Fatalf("%s: a part has not whole fields: %q", k.Name, list)
+				}
+				count[string(rest[:n])] += sign
+				rest = rest[n:]
+			}
+		}
+		for field, n := range count {
+			if n != 0 {
+				t.Fatalf("%s: what it is made of, with its own in place of what is replaced, has %q %d times more than it has", k.Name, field, n)
+			}
 		}
 	}
 	return out

@@ -49,7 +49,7 @@ func MustEncodedAny(m proto.Message) []byte { return MustContinuedAny(nil, m) }
 func MustContinuedAny(head []byte, m proto.Message) []byte {
 	options := proto.MarshalOptions{Deterministic: true}
 	size := options.Size(m)
-	out := append(anyHeader(string(m.ProtoReflect().Descriptor().FullName()), len(head)+size), head...)
+	out := append(anyHeader(string(m.ProtoReflect().Descriptor().FullName()), len(head)+size, len(head)+size), head...)
 	options.UseCachedSize = true
 	out, err := options.MarshalAppend(out, m)
 	if err != nil {
@@ -61,7 +61,7 @@ func MustContinuedAny(head []byte, m proto.Message) []byte {
 // EncodedAny is the encoding of an Any with an encoded message of the same type as m, which may be a nil
 // pointer.
 func EncodedAny(m proto.Message, value []byte) []byte {
-	return append(anyHeader(string(m.ProtoReflect().Descriptor().FullName()), len(value)), value...)
+	return append(anyHeader(string(m.ProtoReflect().Descriptor().FullName()), len(value), len(value)), value...)
 }
 
 // The fields of google.protobuf.Any.
@@ -70,10 +70,10 @@ const (
 	valueField   = 2
 )
 
-// anyHeader is the encoding of an Any up to its value, with room for that.
-func anyHeader(name string, size int) []byte {
+// anyHeader is the encoding of an Any up to its value, of a size, with room for as much of that as is said.
+func anyHeader(name string, size, room int) []byte {
 	url := len(TypeURLPrefix) + len(name)
-	out := make([]byte, 0, 2+protowire.SizeBytes(url)+protowire.SizeBytes(size))
+	out := make([]byte, 0, 2+protowire.SizeBytes(url)+protowire.SizeVarint(uint64(size))+room)
 	out = protowire.AppendTag(out, typeURLField, protowire.BytesType)
 	out = protowire.AppendVarint(out, uint64(url))
 	out = append(append(out, TypeURLPrefix...), name...)

@@ -96,7 +96,7 @@ func (r *response) encode() mem.BufferSlice {
 	}
 	if copied > 0 {
 		for _, u := range r.Upserts {
-			head = append(append(head, u.frames.of(r.delta)...), u.Body...)
+			head = u.appendTo(head, r.delta)
 		}
 		r.Upserts = nil
 	}
@@ -111,7 +111,7 @@ func (r *response) encode() mem.BufferSlice {
 // resourcesSize is how many bytes the resources take in the response, 0 if that is more than most.
 func (r *response) resourcesSize(most int) (size int) {
 	for _, u := range r.Upserts {
-		if size += len(u.frames.of(r.delta)) + len(u.Body); size > most {
+		if size += len(u.frames.of(r.delta)) + u.Size(); size > most {
 			return 0
 		}
 	}
@@ -132,7 +132,7 @@ func (r *response) headSize() int {
 }
 
 func resourceSize(u *Resource) int {
-	return bytesSize(len(u.Name)) + bytesSize(len(u.Version)) + bytesSize(len(u.Body))
+	return bytesSize(len(u.Name)) + bytesSize(len(u.Version)) + bytesSize(u.Size())
 }
 
 // bytesSize is the size of a length-delimited field with a number below 16.

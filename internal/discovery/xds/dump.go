@@ -37,7 +37,7 @@ func DumpResources(v *View, of ...Type) *adminv3.ConfigDump {
 // any decodes what was encoded when the resource was made.
 func (r *Resource) any() *anypb.Any {
 	a := &anypb.Any{}
-	if err := proto.Unmarshal(r.Body, a); err != nil {
+	if err := proto.Unmarshal(r.Encoded(), a); err != nil {
 		panic("xds: body of " + r.Name + ": " + err.Error())
 	}
 	return a

@@ -25,7 +25,7 @@ func framesOf(u *Resource) wireFrames {
 	start := len(head)
 	// The body's field has the same number in a response of the state of the world.
 	head = append(head, resourceBody<<3|2)
-	head = binary.AppendUvarint(head, uint64(len(u.Body)))
+	head = binary.AppendUvarint(head, uint64(u.Size()))
 	return wireFrames{head: slices.Clip(head), sotw: start}
 }
 
@@ -56,7 +56,8 @@ func (s *sharedFrames) get(list []*Resource, delta bool) *chunkFrames {
 	if f := s.frames.Load(); f != nil {
 		return f
 	}
-	if !s.sent.Swap(true) {
+	// What is joined is large, and mostly that of others: a copy would cost more than it saves.
+	if !s.sent.Swap(true) || slices.ContainsFunc(list, func(r *Resource) bool { return r.joined != nil }) {
 		return nil
 	}
 	size := 0
@@ -94,7 +95,12 @@ const (
 // appendFrames adds the frames of resources in order of names to a response. from has most of them: what it shares
 // with other streams in chunks is sent as such.
 func appendFrames(out mem.BufferSlice, list []*Resource, from TypeView, delta bool) mem.BufferSlice {
-	one := func(r *Resource) { out = append(out, mem.SliceBuffer(r.frames.of(delta)), mem.SliceBuffer(r.Body)) }
+	one := func(r *Resource) {
+		out = append(out, mem.SliceBuffer(r.frames.of(delta)), mem.SliceBuffer(r.Body))
+		for _, part := range r.rest() {
+			out = append(out, mem.SliceBuffer(part))
+		}
+	}
 	if len(list) < minFramed {
 		out = slices.Grow(out, 2*len(list))
 		for _, r := range list {

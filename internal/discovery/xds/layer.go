@@ -77,11 +77,11 @@ func (l *Layer) Len() (n int) {
 	return n
 }
 
-// Size is the size of the resources' bodies, in bytes. It takes time in proportion to their number.
+// Size is the size of the resources, in bytes, without what they have in common with those of other layers. It takes time in proportion to their number.
 func (l *Layer) Size() (bytes int) {
 	for t := range numTypes {
 		for _, r := range l.of(t).all() {
-			bytes += len(r.Body)
+			bytes += r.OwnSize()
 		}
 	}
 	return bytes

@@ -113,11 +113,13 @@ var (
 	secretFields = inMessage(wireFields{24: transportSocket, 43: inMessage(wireFields{3: transportSocket})})
 )
 
-// referencesIn reads which clusters an encoded message names.
-func (f *wireField) referencesIn(value []byte) references {
+// referencesIn reads which clusters an encoded message names, which may be in several parts.
+func (f *wireField) referencesIn(parts ...[]byte) references {
 	var list []string
-	if !f.find(value, &list) {
-		return references{unknown: true}
+	for _, part := range parts {
+		if !f.find(part, &list) {
+			return references{unknown: true}
+		}
 	}
 	return newReferences(list)
 }

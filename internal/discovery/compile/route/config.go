@@ -41,14 +41,23 @@ func Frame(name string) *routev3.RouteConfiguration {
 func Join(frame *routev3.RouteConfiguration, hosts [][]byte) []byte {
 	size := proto.Size(frame)
 	for _, h := range hosts {
-		size += protowire.SizeTag(virtualHostsField) + protowire.SizeBytes(len(h))
+		size += HostSize(h)
 	}
 	out := marshal.MustAppend(make([]byte, 0, size), frame)
 	for _, h := range hosts {
-		out = protowire.AppendTag(out, virtualHostsField, protowire.BytesType)
-		out = protowire.AppendBytes(out, h)
+		out = AppendHost(out, h)
 	}
 	return out
+}
+
+// AppendHost appends an encoded VirtualHost to an encoded RouteConfiguration, or to others of its virtual hosts.
+func AppendHost(b, host []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(b, virtualHostsField, protowire.BytesType), host)
+}
+
+// HostSize is the size of what AppendHost appends, in bytes.
+func HostSize(host []byte) int {
+	return protowire.SizeTag(virtualHostsField) + protowire.SizeBytes(len(host))
 }
 
 // HostName returns host:port, the name of a virtual host. [control-plane 1.12.7]
