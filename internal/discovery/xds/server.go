@@ -69,19 +69,21 @@ type Authenticate func(ctx context.Context) (id mesh.Identity, until time.Time, 
 
 // Server serves any number of gRPC servers from one Registry.
 type Server struct {
-	registry  Registry
-	log       *slog.Logger
-	metrics   *metrics
-	steps     stepCache
-	serial    atomic.Uint64
-	quota     *quota
-	refusals  refusals
-	room      room           // for requests that are not whole yet
-	logLimit  sharedLogLimit // of the log's lines about refused configuration
-	streamLog streamLog
-	debug     Introspection
-	behind    func() bool
-	trust     trust
+	registry Registry
+	log      *slog.Logger
+	metrics  *metrics
+	steps    stepCache
+	serial   atomic.Uint64
+	quota    *quota
+	refusals refusals
+	room     room           // for requests that are not whole yet
+	logLimit sharedLogLimit // of the log's lines about refused configuration
+	// stuckLimit is that of lines about proxies that do not acknowledge, so that these and refusals do not keep each other out of the log.
+	stuckLimit sharedLogLimit
+	streamLog  streamLog
+	debug      Introspection
+	behind     func() bool
+	trust      trust
 	// credentials has the secrets; nil if none are served.
 	credentials Credentials
 	// firstTrust is closed by the first SetTrust.

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -80,6 +81,67 @@ func TestAProxyThatDoesNotAcknowledgeIsStuck(t *testing.T) {
 		expect("with both", 1, 1, 0)
 		if c := s.Connections()[0]; c.Applied != 0 {
 			t.Errorf("generation %d applied of what was refused", c.Applied)
+		}
+	})
+}
+
+// Of proxies that are all stuck at once, some are logged, and of these only that they acknowledge again.
+func TestManyStuckProxiesDoNotFillTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const streams = 3 * logLimitLinesAll
+		said, reg := &record{}, prometheus.NewRegistry()
+		class := &oneClass{latest: NewLatestView((&View{}).put(NewResource(CDS, "a", nil)))}
+		s := New(class, slog.New(slog.NewTextHandler(said, nil)), reg)
+		type proxy struct {
+			stream deltaStream
+			nonce  string
+		}
+		var all []proxy
+		receive := func(p *proxy) {
+			m, err := p.stream.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.nonce = m.GetNonce()
+		}
+		answer := func(p proxy) {
+			ask(t, p.stream, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: CDS.URL(), ResponseNonce: p.nonce})
+		}
+		var conn discoveryv3.AggregatedDiscoveryServiceClient
+		for i := range streams {
+			if i%50 == 0 { // there is a limit for each
+				conn = dial(t, s, nil)
+			}
+			p := proxy{stream: open(t, conn)}
+			n := node(nil)
+			n.Id = fmt.Sprintf("sidecar~10.1.2.3~web-%d.shop~shop.svc.cluster.local", i)
+			ask(t, p.stream, first(n))
+			receive(&p)
+			all = append(all, p)
+		}
+		expect := func(when string, gone, back int, stuck float64) {
+			t.Helper()
+			synctest.Wait()
+			if n, m := strings.Count(said.String(), "proxy does not acknowledge"), strings.Count(said.String(), "proxy acknowledges again"); n != gone || m != back {
+				t.Errorf("%s: %d lines about stuck proxies and %d about the end of that, want %d and %d", when, n, m, gone, back)
+			}
+			if v := metricValue(t, reg, "pilothouse_xds_stuck"); v != stuck {
+				t.Errorf("%s: pilothouse_xds_stuck is %v, want %v", when, v, stuck)
+			}
+		}
+		<-time.After(stuckAfter + time.Second)
+		expect("all are stuck", logLimitLinesAll, 0, streams)
+		for _, p := range all {
+			answer(p)
+		}
+		expect("all acknowledge", logLimitLinesAll, logLimitLinesAll, 0)
+		<-time.After(logLimitPeriod)
+		class.latest.Publish((&View{}).put(NewResource(CDS, "a", []byte("1"))))
+		receive(&all[0])
+		<-time.After(stuckAfter + time.Second)
+		synctest.Wait()
+		if want := fmt.Sprintf("suppressed_of_all_proxies=%d", streams-logLimitLinesAll); !strings.Contains(said.String(), want) {
+			t.Errorf("no line has %s", want)
 		}
 	})
 }

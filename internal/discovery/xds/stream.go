@@ -60,6 +60,8 @@ type stream struct {
 	// charged is what the account has been charged for what sub holds, in bytes.
 	charged  int
 	logLimit logLimit // of the log's lines about refused configuration
+	// stuckLogged is set if the log says that the proxy does not acknowledge, when it last did not.
+	stuckLogged bool
 	// log has what is only of interest for this stream. It discards that if the stream's beginning is not logged.
 	log *slog.Logger
 	// debugged are the answers about the control plane that were sent, by type URL.
@@ -445,8 +447,7 @@ func (s *stream) perform(effects []Effect) error {
 			s.latest.refuses(s.sub.Refusals())
 		case Stuck:
 			if s.conn.stuck(e) {
-				s.server.log.Warn("proxy does not acknowledge", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
-					"type", e.Type.String(), "sent", e.Since.UTC().Format(time.RFC3339))
+				s.logStuck(e)
 			}
 		case Applied:
 			s.conn.applied(e.Generation)
@@ -505,9 +506,19 @@ func (s *stream) nacked(e Nacked) {
 	}
 }
 
-// logRecovered logs that a proxy that was stuck is not any more.
+// logStuck logs that a proxy does not acknowledge, unless too much of that is logged already: all proxies may be stuck at once.
+func (s *stream) logStuck(e Stuck) {
+	var suppressed int
+	if suppressed, s.stuckLogged = s.server.stuckLimit.allow(time.Now(), logLimitLinesAll); !s.stuckLogged {
+		return
+	}
+	s.server.log.Warn("proxy does not acknowledge", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID,
+		"type", e.Type.String(), "sent", e.Since.UTC().Format(time.RFC3339), "suppressed_of_all_proxies", suppressed)
+}
+
+// logRecovered logs that a proxy that was stuck is not any more, if it was logged that it was.
 func (s *stream) logRecovered(t Type, again bool) {
-	if again {
+	if again && s.stuckLogged {
 		s.server.log.Info("proxy acknowledges again", "proxy", s.conn.status.Node.NodeID.String(), "connection", s.conn.status.ID, "type", t.String())
 	}
 }
