@@ -74,7 +74,7 @@ var (
 	descStalled      = prometheus.NewDesc("pilothouse_loop_stalled", "1 while the loop that applies changes makes no progress, else 0.", nil, nil)
 	descBusy         = prometheus.NewDesc("pilothouse_loop_busy_seconds", "Seconds for which the loop has handled its present event; 0 if it waits for one.", nil, nil)
 	descReady        = prometheus.NewDesc("pilothouse_ready", "1 while proxies are served, 0 while streams are rejected.", nil, nil)
-	descBehind       = prometheus.NewDesc("pilothouse_source_behind_seconds", "Seconds for which changes of the configuration may have been missed, because something of the cluster cannot be read; 0 if nothing is missed.", nil, nil)
+	descBehind       = prometheus.NewDesc("pilothouse_source_behind_seconds", "Seconds for which changes of the configuration may have been missed, because something of the cluster or of a configuration directory cannot be read; 0 if nothing is missed.", nil, nil)
 	descRestored     = prometheus.NewDesc("pilothouse_restored_objects", "Objects in force as they were saved, because their source cannot be read now.", nil, nil)
 	descRestoredAge  = prometheus.NewDesc("pilothouse_restored_age_seconds", "Seconds since the oldest of these was saved; 0 if there is none.", nil, nil)
 	descBroken       = prometheus.NewDesc("pilothouse_broken_policies", "Invalid security policies without a last good version.", nil, nil)

@@ -141,6 +141,52 @@ const (
 	brokenShop = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: default, namespace: shop}\nspec: {mtls: {mode: STRICT}\n"
 )
 
+// While the directory is away, nothing is removed, and for how long changes may be missing is said as of a cluster that cannot be read.
+func TestADirectoryThatIsAwayIsBehind(t *testing.T) {
+	const metric = "pilothouse_source_behind_seconds"
+	beside := t.TempDir()
+	l := newLife(t, map[string]string{"shop.yaml": shop, "policy.yaml": strictShop, "mesh.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: istio, namespace: istio-system}\ndata: {mesh: \"{configSources: [{address: 'fs://" + beside + "'}]}\"}\n"})
+	l.start()
+	l.ready(http.StatusOK, "ready")
+	c := l.listener()
+	generation := func() (n uint64) {
+		l.plane.server.loop.ask(func() { n = l.plane.server.loop.views.generation })
+		return n
+	}
+	before := generation()
+	for what, dir := range map[string]string{"the directory": l.config, "one of configSources": beside} {
+		behind := func(want bool) {
+			t.Helper()
+			wait.Until(t, what+" is away", func() bool { return (l.plane.metrics()[metric] > 0) == want })
+		}
+		behind(false)
+		gone := time.Now()
+		if err := os.Rename(dir, dir+".away"); err != nil {
+			t.Fatal(err)
+		}
+		l.ready(http.StatusOK, "ready", "changes since ", " may be missing, ")
+		took := time.Since(gone).Seconds()
+		if got := l.plane.metrics()[metric]; got < behindNoted.Seconds() || got > took+60 {
+			t.Errorf("%s: behind for %v s, away for %v s", what, got, took)
+		}
+		if c := l.listener(); !strict(c) {
+			t.Errorf("%s: STRICT is not in force while it is away", what)
+		}
+		if err := os.Rename(dir+".away", dir); err != nil {
+			t.Fatal(err)
+		}
+		behind(false)
+		if _, body := l.plane.get(l.plane.addr.HTTP, "/ready"); strings.Contains(body, "may be missing") {
+			t.Errorf("%s: /ready says %q when it is back", what, body)
+		}
+	}
+	if now := generation(); now != before {
+		t.Errorf("something has changed: generation %d, was %d", now, before)
+	}
+	l.write("policy.yaml", strings.Replace(strictShop, "STRICT", "PERMISSIVE", 1))
+	c.until("virtualInbound", "raw_buffer")
+}
+
 func TestRestartKeepsLastGoodVersionOfUnreadableFiles(t *testing.T) {
 	for name, text := range map[string]string{
 		"a syntax error":           brokenShop,

@@ -26,6 +26,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
@@ -57,7 +58,7 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Source watches a tree. It is not safe for concurrent use; Run may be called once.
+// Source watches a tree. Run may be called once; only Behind is safe for concurrent use.
 type Source struct {
 	o       Options
 	pace    *filewatch.Debouncer
@@ -77,6 +78,10 @@ type Source struct {
 	// listed receives the listing that is being made; nil if there is none.
 	listed   chan *listing
 	patience time.Duration // how long a listing may take while objects are in force
+	// unreadable are files that could not be read, complete is when everything could last be read.
+	unreadable map[string]bool
+	complete   time.Time
+	behind     atomic.Int64 // since when changes may be missing, in nanoseconds since 1970; 0 if they are not
 }
 
 // fill is what is known of a tree that is perhaps being filled: copied, or checked out.
@@ -127,7 +132,7 @@ func New(o Options) (*Source, error) {
 	}
 	return &Source{
 		o: o, pace: filewatch.NewDebouncer(o.Debounce, o.Confirm, o.QuietPeriod), merger: m, skipped: map[string]int{}, decoded: map[string]*decode.File{}, seen: map[string]content{}, waiting: map[string]bool{},
-		unseen: unseen, walk: list, patience: slowListing,
+		unseen: unseen, walk: list, patience: slowListing, unreadable: map[string]bool{},
 	}, nil
 }
 
@@ -137,6 +142,7 @@ func (s *Source) Run(ctx context.Context, emit func(object.Batch)) error {
 	n := filewatch.NewNotifier(s.o.Log)
 	defer n.Close()
 	s.began = time.Now()
+	s.complete = s.began
 	for {
 		l := s.list(ctx)
 		if ctx.Err() != nil {
@@ -242,6 +248,7 @@ func (s *Source) scan(l *listing, now time.Time, emit func(object.Batch)) {
 			readings = append(readings, r)
 		}
 	}
+	s.setBehind(len(l.unreadable)+len(s.unreadable) > 0, now)
 	if !s.synced {
 		s.initial = append(s.initial, readings...)
 		if !s.pace.Stable() || !s.fill.since.IsZero() {
@@ -270,6 +277,23 @@ func (s *Source) scan(l *listing, now time.Time, emit func(object.Batch)) {
 	if len(batch.Changes) > 0 || batch.Problems != nil || batch.Synced {
 		emit(batch)
 	}
+}
+
+// Behind returns since when changes may be missing: when everything could last be read, if now something cannot. It returns
+// false if nothing is missing. It is safe for concurrent use.
+func (s *Source) Behind() (time.Time, bool) {
+	at := s.behind.Load()
+	return time.Unix(0, at), at != 0
+}
+
+// setBehind says whether something could not be read in a scan.
+func (s *Source) setBehind(behind bool, now time.Time) {
+	if !behind {
+		s.complete = now
+		s.behind.Store(0)
+		return
+	}
+	s.behind.Store(s.complete.UnixNano())
 }
 
 // keepUnseen keeps the objects of files that have not been found since the start, while the tree is being filled:
@@ -338,11 +362,16 @@ func (s *Source) read(path string, now time.Time) (reading, bool) {
 		return reading{}, false
 	}
 	rewritten, still := s.pace.MarkRead(path, sig, now)
+	delete(s.unreadable, path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		delete(s.decoded, path)
 		return reading{path: path, gone: true}, true
 	case err != nil:
+		// Only what the system refuses to read: a file that is too large is rejected for what it is.
+		if at := (*fs.PathError)(nil); errors.As(err, &at) {
+			s.unreadable[path] = true
+		}
 		return reading{path: path, unreadable: err.Error()}, true
 	case !s.synced && !still && now.Before(s.began.Add(filewatch.MaxWait)) && filewatch.WrittenTo(path, s.o.Debounce):
 		s.pace.Hold(path, now) // the previous contents, to compare with, are not known

@@ -76,6 +76,7 @@ func TestConformance(t *testing.T) {
 
 // mesh is a running source and what it has emitted.
 type mesh struct {
+	source   *dir.Source
 	t        *testing.T
 	batches  chan object.Batch
 	ports    map[string]uint32 // by name of Service
@@ -91,7 +92,7 @@ func run(t *testing.T, o dir.Options) *mesh {
 	}
 	s, err := dir.New(o)
 	must(t, err)
-	m := &mesh{t: t, batches: make(chan object.Batch, 100), ports: map[string]uint32{}}
+	m := &mesh{t: t, source: s, batches: make(chan object.Batch, 100), ports: map[string]uint32{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx, func(b object.Batch) { m.batches <- b }) }()
@@ -314,6 +315,51 @@ func TestMissingDirectory(t *testing.T) {
 	}
 	if _, err := dir.New(dir.Options{Dir: filepath.Join(above, "none")}); err == nil || !strings.Contains(err.Error(), "read configuration directory "+above+"/none: no such file or directory") {
 		t.Errorf("a directory that does not exist: %v", err)
+	}
+}
+
+// What cannot be read, the tree, a part of it, or a file, misses changes since everything was last read.
+func TestWhatCannotBeReadIsBehind(t *testing.T) {
+	above := t.TempDir()
+	top, away := filepath.Join(above, "top"), filepath.Join(above, "away")
+	sub, file := filepath.Join(top, "sub"), filepath.Join(top, "b.yaml")
+	write(t, filepath.Join(top, "a.yaml"), service("a", 1))
+	write(t, filepath.Join(sub, "c.yaml"), service("c", 1))
+	write(t, file, service("b", 1))
+	loop := func(path string) { // so that even root cannot read it
+		must(t, os.Rename(path, away))
+		must(t, os.Symlink(filepath.Base(path), path))
+	}
+	back := func(path string) {
+		must(t, os.Remove(path))
+		must(t, os.Rename(away, path))
+	}
+	started := time.Now()
+	m := run(t, dir.Options{Dir: top, Poll: 20 * time.Millisecond})
+	is := func(behind bool) (since time.Time) {
+		t.Helper()
+		wait.Until(t, fmt.Sprintf("behind is %v", behind), func() (now bool) {
+			since, now = m.source.Behind()
+			return now == behind
+		})
+		return since
+	}
+	is(false)
+	for what, fault := range map[string]struct{ begin, end func() }{
+		"no tree":          {func() { must(t, os.Rename(top, away)) }, func() { must(t, os.Rename(away, top)) }},
+		"a part of a tree": {func() { loop(sub) }, func() { back(sub) }},
+		"a link":           {func() { loop(file) }, func() { back(file) }},
+	} {
+		fault.begin()
+		if since := is(true); since.Before(started) || since.After(time.Now()) {
+			t.Errorf("%s: since %v, started %v", what, since, started)
+		}
+		fault.end()
+		is(false)
+	}
+	m.want("a=1 b=1 c=1")
+	if len(m.history) != 3 {
+		t.Errorf("something was removed, or changed: %v", m.history)
 	}
 }
 

@@ -46,11 +46,17 @@ func TestDirectoryThatDoesNotAnswer(t *testing.T) {
 	if b := next(); !b.Synced || len(b.Changes) != 1 || b.Changes[0].Object.Name != "a" || len(b.Problems) != 1 || !strings.Contains(b.Problems[0].Text, "has not answered") {
 		t.Errorf("the first batch is %+v", b)
 	}
+	if _, behind := s.Behind(); !behind {
+		t.Error("not behind, although nothing could be read")
+	}
 	close(answers)
 	for removed, cleared := false, false; !removed || !cleared; {
 		b := next()
 		removed = removed || len(b.Changes) == 1 && b.Changes[0].Object == nil
 		cleared = cleared || b.Problems != nil && len(b.Problems) == 0
+	}
+	if since, behind := s.Behind(); behind {
+		t.Errorf("behind since %v, although everything was read", since)
 	}
 	stop()
 	if err := <-ended; err != nil {

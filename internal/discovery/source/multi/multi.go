@@ -99,6 +99,7 @@ type Source struct {
 
 	mu       sync.Mutex // guards what follows
 	states   map[string]State
+	folders  []Runner         // that are read because of configSources
 	timeouts map[string]int64 // by ID of the cluster
 }
 
@@ -130,9 +131,19 @@ func (s *Source) SetConfigSources(ctx context.Context, addresses []string) {
 	s.send(ctx, func() { s.setSources(ctx, addresses) })
 }
 
-// Behind returns since when changes of the first source may be missing. It returns false if none are, or if that source
-// does not say.
-func (s *Source) Behind() (time.Time, bool) { return behind(s.o.First) }
+// Behind returns since when changes of the first source, or of a directory of configSources, may be missing. It returns
+// false if none are, or if these sources do not say.
+func (s *Source) Behind() (since time.Time, late bool) {
+	s.mu.Lock()
+	of := append([]Runner{s.o.First}, s.folders...)
+	s.mu.Unlock()
+	for _, r := range of {
+		if at, ok := behind(r); ok && (!late || at.Before(since)) {
+			since, late = at, true
+		}
+	}
+	return since, late
+}
 
 func behind(r Runner) (time.Time, bool) {
 	if b, ok := r.(interface{ Behind() (time.Time, bool) }); ok {
@@ -472,7 +483,7 @@ func (s *Source) tell() {
 	s.merger.find(openProblems, out)
 }
 
-// publish makes the states of remote clusters known to others.
+// publish makes the states of remote clusters, and which directories are read, known to others.
 func (s *Source) publish() {
 	states := map[string]State{}
 	for id, r := range s.wanted {
@@ -485,7 +496,13 @@ func (s *Source) publish() {
 		}
 		states[id] = st
 	}
+	var folders []Runner
+	for _, path := range s.dirs {
+		if o := s.open[directoryPrefix+path]; o != nil {
+			folders = append(folders, o.runner)
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.states = states
+	s.states, s.folders = states, folders
 }
