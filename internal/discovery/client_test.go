@@ -99,16 +99,16 @@ func (p *plane) tryConnect(app, addr string, creds credentials.TransportCredenti
 }
 
 func (c *client) ask(t xds.Type, names ...string) {
+	role, labels := "sidecar", map[string]any{"app": c.app}
+	if strings.HasPrefix(c.app, "gateway") {
+		role, labels["gateway.networking.k8s.io/gateway-name"] = "router", c.app
+	}
 	meta, err := structpb.NewStruct(map[string]any{
-		"NAMESPACE": "shop", "LABELS": map[string]any{"app": c.app}, "SERVICE_ACCOUNT": "default",
+		"NAMESPACE": "shop", "LABELS": labels, "SERVICE_ACCOUNT": "default",
 		"PROXY_CONFIG": map[string]any{"proxyHeaders": map[string]any{"server": map[string]any{"value": "x"}}},
 	})
 	if err != nil {
 		c.t.Fatal(err)
-	}
-	role := "sidecar"
-	if c.app == "gateway" {
-		role = "router"
 	}
 	r := &discoveryv3.DeltaDiscoveryRequest{
 		TypeUrl: t.URL(), ResourceNamesSubscribe: names,

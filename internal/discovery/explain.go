@@ -613,7 +613,7 @@ func (e *explainer) find(p proxySnapshot, c xds.Connection, port uint32) *made {
 			return
 		}
 		for _, key := range views.compiler.Why(k, maxWhy) {
-			if o, ok := e.s.loop.store.Get(key); ok && restricts(&o, now.class.Workload) {
+			if o, ok := e.s.loop.store.Get(key); ok && restricts(&o) {
 				m.Objects = append(m.Objects, &o)
 			}
 		}
@@ -636,14 +636,11 @@ func level(o *object.Object, w mesh.Workload) int {
 	return 2
 }
 
-// restricts reports whether an object that the listener of a workload was made from says who may do what there. PeerAuthentications of
-// other workloads are read, too.
-func restricts(o *object.Object, w mesh.Workload) bool {
-	switch spec := o.Spec.(type) {
-	case *security.AuthorizationPolicy, *security.RequestAuthentication:
+// restricts reports whether an object that the listener of a workload was made from says who may do what there.
+func restricts(o *object.Object) bool {
+	switch o.Spec.(type) {
+	case *security.AuthorizationPolicy, *security.RequestAuthentication, *security.PeerAuthentication:
 		return true
-	case *security.PeerAuthentication:
-		return len(spec.GetSelector().GetMatchLabels()) == 0 || slices.Contains(strings.Fields(w.Policies), o.Namespace+"/"+o.Name)
 	}
 	return false
 }

@@ -152,7 +152,7 @@ func (c *Compiler) endpointsOf(r *incr.Reader, in endpointsInput) []cluster.Endp
 		}
 		e := cluster.Endpoint{
 			Port: port, Locality: i.Locality, Weight: i.Weight, Node: i.Node, Network: i.Network, Health: healths[i.Health],
-			TLS: i.TLS && !in.service.External && !model.IsUDPKey(in.port) && c.model.ModesFor(r, i.Namespace, i.Labels).Of(port) != mesh.Disable,
+			TLS: i.TLS && !in.service.External && !model.IsUDPKey(in.port) && !c.model.Disabled(r, i.Namespace, i.Labels, port),
 		}
 		name, revision := canonicalService(i)
 		e.Workload = strings.Join([]string{i.Workload, i.Namespace, name, revision, i.ClusterID}, ";")

@@ -108,7 +108,7 @@ func (m *Model) class(r *incr.Reader, k ProxyKey) mesh.Class {
 	}
 	if k.Role == mesh.Router { // its listeners are those of the scope
 		scope.Topology = k.Topology
-		scope.Authorization, scope.Tokens, scope.Closed = workload.Authorization, workload.Tokens, m.ModesOf(r, k.Namespace, strings.Fields(workload.Policies)).Closed
+		scope.Authorization, scope.Tokens, scope.Closed = workload.Authorization, workload.Tokens, m.closed(r, k.Namespace, strings.Fields(workload.Policies))
 	}
 	if !k.Caps.Has(mesh.Proxyless) {
 		scope.Tracing, workload.Tracing = k.Tracing, k.Tracing
@@ -332,12 +332,14 @@ func (m *Model) hasAddress(r *incr.Reader, s *Service, ips string) bool {
 }
 
 // selecting returns the keys of the PeerAuthentications and denials that select the workload by label or Gateway, separated
-// by spaces. Of the root namespace, these are the denials of everything, for AuthorizationPolicies.
+// by spaces. Of the root namespace, these are the denials of everything, for AuthorizationPolicies. The class is made from
+// all that select the workload, also from those to which others are preferred.
 func (m *Model) selecting(r *incr.Reader, ns string, labels map[string]string, gateways []string) string {
 	var out []string
 	for _, p := range m.rules.policies.Of(r, ns) {
 		if l := p.Spec.GetSelector().GetMatchLabels(); len(l) > 0 && subset(l, labels) || p.denies(gateways) {
 			out = append(out, p.Key())
+			m.madeFrom(r, p)
 		}
 	}
 	if root := m.Mesh(r).RootNamespace; root != ns {

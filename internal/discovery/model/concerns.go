@@ -12,7 +12,8 @@ import (
 )
 
 // Decides reports whether an object may have decided what class a proxy has, if the rule that classifies proxies has read the object. That
-// rule reads the policies of a namespace to find those that select the proxy, and a class names what it has found.
+// rule reads most policies of a namespace to find those that select the proxy, and a class names what it has found. PeerAuthentications it
+// finds through an index.
 func Decides(o *object.Object, c mesh.Class) bool {
 	key := rowKey(o.Key)
 	in := func(lists ...string) bool {
@@ -26,8 +27,6 @@ func Decides(o *object.Object, c mesh.Class) bool {
 		return in(c.Workload.Authorization)
 	case *security.RequestAuthentication:
 		return in(c.Workload.Tokens)
-	case *security.PeerAuthentication: // one without a selector is in force without being named
-		return len(spec.GetSelector().GetMatchLabels()) == 0 || in(c.Workload.Policies)
 	case *networking.EnvoyFilter:
 		return patches(key) || slices.ContainsFunc(spec.GetConfigPatches(), func(p *networking.EnvoyFilter_EnvoyConfigObjectPatch) bool {
 			return p.GetApplyTo() == networking.EnvoyFilter_BOOTSTRAP // not part of the class
@@ -40,6 +39,10 @@ func Decides(o *object.Object, c mesh.Class) bool {
 		return in(c.Scope.Telemetry, c.Workload.Telemetry)
 	case object.Sidecar:
 		return in(c.Scope.Sidecar, c.Workload.Sidecar)
+	case object.Gateway:
+		return contains(strings.Fields(c.Scope.Gateways), key)
+	case object.KubernetesGateway:
+		return ServesGateway(c.Scope, o.Key)
 	case object.VirtualService, object.DestinationRule: // read for their selectors of clients only: resources depend on the rest
 		return false
 	}

@@ -44,11 +44,18 @@ var kinds = map[object.Kind]kindRow{
 	object.VirtualService: stored(putVirtual, func(m *Model, k object.Key) { m.tables.virtuals.Delete(rowKey(k)) }),
 	object.DestinationRule: stored(func(m *Model, o *object.Object, spec *networking.DestinationRule) {
 		d := &DestinationRule{Row: rowOf(o), Host: mesh.FullHost(spec.Host, o.Namespace, m.domain), Spec: spec}
-		buckets := append(exportBuckets(spec.ExportTo, o.Namespace), hostBucket(d.Host), namespaceBucket(o.Namespace))
+		buckets := append(exportBuckets(spec.ExportTo, o.Namespace), namespaceBucket(o.Namespace))
 		if ranksByLabels(spec) {
 			buckets = append(buckets, failoverPriority)
 		}
-		m.tables.dests.Put(rowKey(o.Key), d, append(buckets, selectorBucket(spec.GetWorkloadSelector().GetMatchLabels()))...)
+		labels := spec.GetWorkloadSelector().GetMatchLabels()
+		if len(labels) > 0 {
+			of := clientBucket(o.Namespace, canonical(labels))
+			buckets = append(buckets, of, of+" "+hostBucket(d.Host))
+		} else {
+			buckets = append(buckets, hostBucket(d.Host))
+		}
+		m.tables.dests.Put(rowKey(o.Key), d, append(buckets, selectorBucket(labels))...)
 	}, func(m *Model, k object.Key) { m.tables.dests.Delete(rowKey(k)) }),
 	object.PeerAuthentication: stored(func(m *Model, o *object.Object, spec *security.PeerAuthentication) {
 		m.tables.peers.Put(rowKey(o.Key), &PeerAuthentication{Row: rowOf(o), Spec: spec}, "ns:"+o.Namespace)

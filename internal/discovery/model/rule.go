@@ -29,6 +29,10 @@ func selectorBucket(labels map[string]string) string {
 	return selectors
 }
 
+// clientBucket is the bucket of the DestinationRules of a namespace with a selector of clients, in canonical form. Those for a host are in
+// the bucket with that of the host behind it: who is not selected does not read them.
+func clientBucket(ns, selector string) string { return "clients:" + ns + ":" + selector }
+
 // reach has the fields of a VirtualService that determine the scopes that it applies to. Rules that
 // read only these are not rerun after an edit of its routes.
 type reach struct {
@@ -173,15 +177,21 @@ func (m *Model) destIn(r *incr.Reader, k scopeHost, ns string) *DestinationRule 
 	var found []*DestinationRule
 	client := k.scope.Value()
 	byDefault := m.Mesh(r).DefaultDestinationRuleExportTo
-	for _, bucket := range []string{hostBucket(k.host), "wildcard"} {
+	buckets := []string{hostBucket(k.host), "wildcard"}
+	if ns == client.Namespace {
+		for selector := range strings.SplitSeq(client.Selected, ";") {
+			// Most selectors of a scope are those of VirtualServices.
+			if of := clientBucket(ns, selector); selector != "" && len(incr.Keys(r, m.tables.dests, of)) > 0 {
+				buckets = append(buckets, of+" "+hostBucket(k.host), of+" wildcard")
+			}
+		}
+	}
+	for _, bucket := range buckets {
 		for _, d := range incr.In(r, m.tables.dests, bucket) {
 			if d.Namespace != ns || !hostMatches(d.Host, k.host) {
 				continue
 			}
 			if ns != client.Namespace && !mesh.Exported(d.Spec.ExportTo, byDefault, ns, client.Namespace) {
-				continue
-			}
-			if l := d.Spec.GetWorkloadSelector().GetMatchLabels(); len(l) > 0 && (ns != client.Namespace || !Selects(client, l)) {
 				continue
 			}
 			found = append(found, d)

@@ -59,7 +59,7 @@ func (m *Model) derive(g *incr.Graph) {
 		reach:     incr.Derive(g, levelRow, "virtual service reach", m.reachOf),
 		merged:    incr.Derive(g, levelRow, "routes with delegates", m.merged),
 		extra:     incr.Derive(g, levelHost, "extra hosts", m.extraHosts).AsIndex(),
-		policies:  incr.Derive(g, levelRow, "policies", m.policies),
+		policies:  incr.Derive(g, levelRow, "policies", m.policies).AsIndex(),
 		classify:  incr.Derive(g, levelClassify, "class", m.class),
 		claims:    incr.Derive(g, levelClassify, "claims", m.claims),
 		hosts:     incr.Derive(g, levelClassify, "hosts of a proxy", m.hosts),
