@@ -231,25 +231,6 @@ func (c *Compiler) changeOf(r *incr.Reader, k scopeName) (routeChange, bool) {
 	return list[i], true
 }
 
-// derivedHosts returns a route configuration of a derived scope that is not its base's.
-func (c *Compiler) derivedHosts(r *incr.Reader, k scopeName) (routeHosts, bool) {
-	change, ok := c.changeOf(r, k)
-	if !ok {
-		return routeHosts{}, false
-	}
-	base, _ := c.model.Base(k.scope)
-	theirs, _ := c.routesNamed(r, scopeName{base, k.name})
-	t := change.routeHosts
-	t.Hosts = make([]string, 0, len(theirs.Hosts)+len(change.Hosts))
-	for _, host := range theirs.Hosts {
-		if !has(change.Without, host) {
-			t.Hosts = append(t.Hosts, host)
-		}
-	}
-	t.Hosts = sortedSet(append(t.Hosts, change.Hosts...))
-	return t, true
-}
-
 // ownDomains returns those hosts of a derived scope's route configuration whose virtual hosts are not its
 // base's: because their routes differ, or because of their domains.
 func (c *Compiler) ownDomains(r *incr.Reader, k scopeName) []hostDomains {
