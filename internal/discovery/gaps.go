@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"cmp"
+	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/pilothouse/pilothouse/internal/discovery/model"
 	"github.com/pilothouse/pilothouse/internal/discovery/xds"
 	"github.com/pilothouse/pilothouse/internal/mesh"
 	"github.com/pilothouse/pilothouse/internal/object"
@@ -24,6 +26,8 @@ const (
 	gapNoIP        = "pilot_no_ip"
 	gapSubsets     = "pilot_destrule_subsets"
 	gapDomains     = "pilot_vservice_dup_domain"
+	gapInbound     = "pilot_conflict_inbound_listener"
+	gapOutbound    = "pilot_conflict_outbound_listener_tcp_over_current_tcp"
 )
 
 var gapHelp = map[string]string{
@@ -33,6 +37,8 @@ var gapHelp = map[string]string{
 	gapNoIP:        "Pods without an address that have not ended.",
 	gapSubsets:     "Subsets that several DestinationRules for a host define; the first rule's is used.",
 	gapDomains:     "Hosts for which sidecars of a namespace see several VirtualServices with HTTP routes; the oldest is used.",
+	gapInbound:     "Ports of connected proxies' workloads that several services lead to; the oldest says which protocol the port has.",
+	gapOutbound:    "TCP ports of services, by listener of connected sidecars, that are not connected to, since an older service has the same address and port.",
 }
 
 // gaps are names by metric, sorted and without duplicates. They are shared and must not be changed.
@@ -45,6 +51,7 @@ func (l *loop) gaps() (out gaps, ok bool) {
 		views := l.views.snapshot()
 		if l.lacks == nil || l.lacksAt != l.counts.commits || l.lacksOf != l.views.current {
 			l.lacks, l.lacksAt, l.lacksOf = findGaps(l.store.Good(), views, l.model.Domain(), l.store.CurrentMesh().DefaultVirtualServiceExportTo), l.counts.commits, l.views.current
+			l.lacks[gapOutbound] = l.views.layers.conflicts()
 		}
 		out = l.lacks
 	})
@@ -87,6 +94,9 @@ func findGaps(objects []*object.Object, views *viewsSnapshot, domain string, exp
 	duplicateSubsets(objects, domain, found[gapSubsets])
 	duplicateDomains(objects, domain, exportTo, found[gapDomains])
 	clustersWithoutEndpoints(views, found[gapNoInstances])
+	for class := range views.classes {
+		sharedPorts(class.Workload, found[gapInbound])
+	}
 	out := gaps{}
 	for metric, names := range found {
 		out[metric] = slices.Sorted(maps.Keys(names))
@@ -140,6 +150,38 @@ func duplicateDomains(objects []*object.Object, domain string, byDefault []strin
 		}
 	}
 	maps.DeleteFunc(found, func(_ string, is bool) bool { return !is })
+}
+
+// sharedPorts finds the ports of a workload that several services lead to.
+func sharedPorts(w mesh.Workload, found map[string]bool) {
+	services := map[uint32][]string{}
+	for _, p := range model.InboundPorts(w) {
+		if of := services[p.Target]; !slices.Contains(of, p.Service) {
+			services[p.Target] = append(of, p.Service)
+		}
+	}
+	for port, of := range services {
+		if len(of) > 1 {
+			found[fmt.Sprintf("%s %d of %s", w.Namespace, port, strings.Join(slices.Sorted(slices.Values(of)), ", "))] = true
+		}
+	}
+}
+
+// conflicts returns the ports of services that outbound listeners of connected proxies leave out, with the names of the listeners,
+// sorted.
+func (p *layers) conflicts() []string {
+	found := map[string]bool{}
+	for _, l := range p.byKey {
+		if l.used == 0 {
+			continue
+		}
+		for _, k := range l.keys {
+			for _, host := range p.compiler.RefusedOf(k) {
+				found[k.Name+" "+host] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
 }
 
 // exportedTo returns the namespaces that see an object of namespace owner, as mesh.Exported does; "*" stands for all.

@@ -3,6 +3,8 @@ package discovery
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/pilothouse/pilothouse/internal/discovery/source/decode"
 	"github.com/pilothouse/pilothouse/internal/object"
+	"github.com/pilothouse/pilothouse/test/wait"
 )
 
 // lacking has an object for each of the gaps.
@@ -141,6 +144,40 @@ func TestEveryDebugPage(t *testing.T) {
 			t.Errorf("metrics lack %s", want)
 		}
 	}
+}
+
+// Services that conflict in a listener are counted and named, as long as they do.
+func TestConflictsOfListeners(t *testing.T) {
+	p := synced(t)
+	conflicts := func(inbound, outbound string) {
+		t.Helper()
+		wait.NoError(t, "the metrics count the conflicts", func() error {
+			_, metrics := p.get(p.addr.Monitoring, "/metrics")
+			for _, want := range []string{gapInbound + " " + inbound, gapOutbound + " " + outbound} {
+				if !strings.Contains(metrics, "\n"+want+"\n") {
+					return errors.New("metrics lack " + want)
+				}
+			}
+			return nil
+		})
+	}
+	conflicts("0", "0")
+	const entry = "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: %s, namespace: shop, creationTimestamp: %s}\n" +
+		"spec: {hosts: [%[1]s.example.com], addresses: [10.5.5.5], resolution: STATIC, ports: [{number: 3306, name: tcp, protocol: TCP}], endpoints: [{address: 192.0.2.1}]}\n---\n"
+	p.emit(fmt.Sprintf(entry, "new", "2026-02-01T00:00:00Z")+fmt.Sprintf(entry, "old", "2026-01-01T00:00:00Z")+
+		"apiVersion: v1\nkind: Service\nmetadata: {name: other, namespace: shop}\nspec: {clusterIP: 10.96.0.9, selector: {app: reviews}, ports: [{name: http, port: 80, targetPort: 9080}]}\n", false)
+	conflicts("1", "1")
+	_, page := p.get(p.addr.HTTP, "/debug/push_status")
+	for _, want := range []string{`"10.5.5.5_3306 new.example.com"`, `"shop 9080 of Service/shop/other, Service/shop/reviews"`} {
+		if !strings.Contains(page, want) {
+			t.Errorf("/debug/push_status lacks %s:\n%s", want, page)
+		}
+	}
+	p.batch(object.Batch{Changes: []object.Change{
+		{Key: object.Key{Kind: object.ServiceEntry, Namespace: "shop", Name: "old"}},
+		{Key: object.Key{Kind: object.Service, Namespace: "shop", Name: "other"}},
+	}})
+	conflicts("0", "0")
 }
 
 // Pages have the names of clusters: that of the control plane's own, and those of remote ones.

@@ -267,6 +267,15 @@ func (c *Compiler) outbound(r *incr.Reader, k scopeName) *merged {
 	return m
 }
 
+// RefusedOf returns the hosts with a port that sidecars cannot connect to by an outbound listener, since it conflicts with that of an
+// older service; none for other resources, and if the listener is not wanted.
+func (c *Compiler) RefusedOf(k Key) []string {
+	if m, _ := c.inner.outbound.Value(scopeName{k.Scope, k.Name}); k.Kind == Listener && m != nil {
+		return m.Refused
+	}
+	return nil
+}
+
 // listener returns one outbound listener of a scope.
 func (c *Compiler) listener(r *incr.Reader, k Key) []byte {
 	env := listener.Env{Caps: k.Scope.Value().Caps, Mesh: c.model.Mesh(r), Protocols: c.opts.ProtocolFilters, Sessions: c.opts.Sessions && k.Scope.Value().Caps.Has(mesh.Sessions), Logs: c.clientLogs(r, k.Scope), Metrics: c.clientMetrics(r, k.Scope), Tracing: c.clientTracing(r, k.Scope)}
