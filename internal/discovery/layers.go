@@ -16,7 +16,8 @@ type layers struct {
 	// types is the xDS type of each kind of resource.
 	types []xds.Type
 	pool  xds.Pool
-	// commons are what resources are made of that have most in common, by the first byte of that; they are those of one update.
+	// commons are what resources are made of that have most in common, by the first byte of that. They are kept until the end of the next
+	// update.
 	commons map[*byte]*xds.Common
 	byKey   map[compile.Layer]*publishedLayer
 	// idleBytes is the size of the layers that only idle classes have.

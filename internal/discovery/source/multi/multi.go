@@ -99,7 +99,7 @@ type Source struct {
 
 	mu       sync.Mutex // guards what follows
 	states   map[string]State
-	folders  []Runner         // that are read because of configSources
+	dirsRead []Runner         // those of configSources
 	timeouts map[string]int64 // by ID of the cluster
 }
 
@@ -135,7 +135,7 @@ func (s *Source) SetConfigSources(ctx context.Context, addresses []string) {
 // false if none are, or if these sources do not say.
 func (s *Source) Behind() (since time.Time, late bool) {
 	s.mu.Lock()
-	of := append([]Runner{s.o.First}, s.folders...)
+	of := append([]Runner{s.o.First}, s.dirsRead...)
 	s.mu.Unlock()
 	for _, r := range of {
 		if at, ok := behind(r); ok && (!late || at.Before(since)) {
@@ -496,13 +496,13 @@ func (s *Source) publish() {
 		}
 		states[id] = st
 	}
-	var folders []Runner
+	var read []Runner
 	for _, path := range s.dirs {
 		if o := s.open[directoryPrefix+path]; o != nil {
-			folders = append(folders, o.runner)
+			read = append(read, o.runner)
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.states, s.folders = states, folders
+	s.states, s.dirsRead = states, read
 }
